@@ -1,0 +1,45 @@
+/* compact.h: one compaction of one layer of one sequence: scores, head budgets, kept sets. alloc.md 1.4, 2.1.
+ *
+ * Pure computation on caller memory. All scratch lives in a `compact_work` made once for the largest layer, so that a
+ * compaction never allocates. One work area a thread. Everything is deterministic; ties go by score descending, then
+ * index ascending; a NaN score counts as minus infinity.
+ */
+#ifndef KVF_COMPACT_H
+#define KVF_COMPACT_H
+
+#include <stdint.h>
+#include "alloc/err.h"
+#include "alloc/policy.h"
+
+/* The two inner products that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
+struct compact_kernels {
+    /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
+    void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
+};
+
+struct compact_input {
+    int kv_heads;
+    int group;    /* query heads per kv head */
+    int head_dim;
+    const float *const *keys; /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */
+    const int *entries;       /* [kv_head] n_i */
+    const float *queries;     /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
+    int query_rows;           /* rows valid in `queries`; the window is min(policy window, query_rows) */
+    int64_t layer_budget;     /* B_l, window and sinks of all heads included */
+    uint64_t random_key;      /* for SCORER_RANDOM: sample seed mixed with the layer */
+};
+
+struct compact_work; /* opaque scratch */
+/* For layers of up to max_entries entries in each of kv_heads heads. Memory grows on no later call. */
+struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int max_window, int max_entries);
+void compact_work_destroy(struct compact_work **work);
+int64_t compact_work_bytes(const struct compact_work *work);
+
+/* Decides what stays. On return kept[h] points into `work` (valid until the next call): keep_count[h] ascending entry
+ * indices of head h. *noop is set when the layer already fits; then nothing else is written. */
+KVF_MUSTCHECK int compact_layer(const struct policy *policy, const struct compact_input *input,
+                                const struct compact_kernels *kernels, struct compact_work *work,
+                                const int32_t **kept, int *keep_count, int *noop, struct kvf_err *err);
+
+#endif

@@ -1,0 +1,55 @@
+/* profile.h: the wave profile: a model's measured per-layer demand, and the layer budgets that follow from it.
+ * alloc.md 1.4; ReasonAlloc 5.2 ("Reasoning Wave"). No I/O: JSON text in, JSON text out. */
+#ifndef KVF_PROFILE_H
+#define KVF_PROFILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include "alloc/err.h"
+#include "alloc/policy.h"
+
+#define PROFILE_MAX_LAYERS 256
+#define PROFILE_HASH_HEX   64
+
+struct wave_profile {
+    char model_hash[PROFILE_HASH_HEX + 1]; /* hex SHA-256 of the model (engine_info.model_hash) */
+    int layers, kv_heads;
+    int window_tokens;
+    double rho;
+    int probes, samples;               /* probe prompts and sampled steps behind the figures */
+    double demand[PROFILE_MAX_LAYERS]; /* D_l, mean 1 over layers */
+};
+
+/* ---- measuring: x_l for one sampled step, alloc.md 1.4 ---- */
+
+/* Smallest number of entries of one attention row [n] whose sum reaches rho (largest first, double sums).
+ * A row that never reaches rho needs all n. `scratch` holds n floats. */
+int demand_count(const float *attention, int n, double rho, float *scratch);
+
+struct demand_sum { /* zero-initialise; one per calibration */
+    double total[PROFILE_MAX_LAYERS];
+    int samples;
+};
+/* Adds one sampled step: x[l] = mean over heads of demand_count; divides by the mean over layers. All zero -> all 1. */
+void demand_add(struct demand_sum *sum, const double *x, int layers);
+void demand_finish(const struct demand_sum *sum, int layers, double *demand);
+
+/* ---- layer budgets ---- */
+
+/* B_l for every layer, in entries of the whole layer (all kv heads), sum = layers * kv_heads * budget_tokens.
+ * `profile` may be NULL for PLAN_UNIFORM. */
+KVF_MUSTCHECK int layer_plan_build(const struct policy *policy, const struct wave_profile *profile, int layers,
+                                   int kv_heads, int budget_tokens, int64_t *layer_budget, struct kvf_err *err);
+
+/* ---- JSON ---- */
+
+/* Writes a NUL-terminated document into text[cap]; KVF_ENOMEM when it does not fit. */
+KVF_MUSTCHECK int profile_format(const struct wave_profile *profile, char *text, size_t cap, struct kvf_err *err);
+/* Strict: unknown version, missing key, wrong count, NaN or negative demand are refused. The parser reads just this
+ * flat document (no general JSON), so that `alloc/` depends on nothing. */
+KVF_MUSTCHECK int profile_parse(const char *text, size_t len, struct wave_profile *out, struct kvf_err *err);
+/* Refuses a profile of another model: the line holds both hashes, or both shapes. */
+KVF_MUSTCHECK int profile_check(const struct wave_profile *profile, const char *model_hash, int layers, int kv_heads,
+                                struct kvf_err *err);
+
+#endif

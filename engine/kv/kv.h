@@ -1,0 +1,90 @@
+/* kv.h: the paged, ragged KV cache: one slab cut in pages of 16 entries of one KV head. Internal to engine/.
+ *
+ * Every (sequence, layer, kv head) has its own page list and length. Logical position (tokens seen) and physical length
+ * (entries kept) are two numbers. Keys are stored after RoPE at their original position. A page holds
+ *     float key[head_dim][16]     transposed, so that 16 logits come from one pass over head_dim
+ *     float value[16][head_dim]
+ *     int32_t position[16]
+ * A pool belongs to one engine and one thread; nothing here locks. No allocation after kv_seq_open.
+ */
+#ifndef KVF_KV_H
+#define KVF_KV_H
+
+#include <stdint.h>
+#include "alloc/compact.h"
+#include "alloc/err.h"
+#include "alloc/policy.h"
+
+#define KV_PAGE_ENTRIES 16
+
+struct kv_shape {
+    int layers, kv_heads, group, head_dim;
+    int window_tokens;   /* rows of the query ring, >= 1 */
+    int max_entries;     /* most entries of one (layer, head): the context length */
+    int max_sequences;
+};
+struct kv_pool;
+struct kv_seq;
+
+/* `bytes` bounds the slab; it is reserved at once (address space) and touched as pages are used. */
+KVF_MUSTCHECK int kv_pool_new(const struct kv_shape *shape, int64_t bytes, struct kv_pool **out, struct kvf_err *err);
+void kv_pool_destroy(struct kv_pool **pool);
+
+/* KVF_ENOMEM when max_sequences are open. */
+KVF_MUSTCHECK int kv_seq_open(struct kv_pool *pool, struct kv_seq **out, struct kvf_err *err);
+/* Returns all its pages. */
+void kv_seq_close(struct kv_pool *pool, struct kv_seq **seq);
+
+/* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. */
+KVF_MUSTCHECK int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens);
+/* Entries that can still be appended without kv_reserve failing, over all sequences: free pages of the pool. */
+int64_t kv_pool_free_pages(const struct kv_pool *pool);
+/* Most pages that one sequence of `entries` mean entries a (layer, head) can need: admission by budget. */
+int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries);
+
+/* Appends `tokens` rows of one layer at logical positions first_position...: key, value [tokens][kv_heads][head_dim],
+ * query [tokens][kv_heads * group][head_dim] (after RoPE; the last window rows are remembered). Room was reserved.
+ * `tokens_seen` moves when layer 0 is put. */
+void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int first_position, const float *key,
+            const float *value, const float *query);
+
+/* What attention reads: pages[p] -> key[head_dim][16] then value[16][head_dim] then position[16]. */
+struct kv_view {
+    float *const *pages;
+    int entries;
+};
+struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
+
+int kv_tokens_seen(const struct kv_seq *seq);
+/* Last min(window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out. */
+int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, float *out);
+/* Copies of one head's entries in list order, for tests, calibration and the debug dump. Any out may be NULL. */
+void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, float *keys, float *values,
+                  int32_t *positions);
+
+/* ---- compaction ---- */
+
+/* The schedule of alloc.md 2.2: due when tokens_seen reaches budget + interval, and every `interval` tokens after
+ * that; a prompt of budget + interval tokens or more is compacted right after prefill, then every interval tokens. */
+int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, int budget_tokens, int interval_tokens);
+
+struct kv_compaction_stats {
+    int64_t evicted_entries; /* over all layers and heads */
+    int64_t kept_entries;
+};
+/* Compacts every layer to layer_budget[layer]; pages are packed in place and freed pages go back to the pool. */
+KVF_MUSTCHECK int kv_compact(struct kv_pool *pool, struct kv_seq *seq, const struct policy *policy,
+                             const int64_t *layer_budget, uint64_t seed, const struct compact_kernels *kernels,
+                             struct kv_compaction_stats *stats, struct kvf_err *err);
+
+/* ---- figures ---- */
+int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq); /* pages in use x page bytes */
+int64_t kv_seq_entries(const struct kv_seq *seq);                                /* over all layers and heads */
+int64_t kv_pool_reserved_bytes(const struct kv_pool *pool);
+int64_t kv_pool_workspace_bytes(const struct kv_pool *pool); /* page tables, query rings, compaction scratch */
+
+/* Walks the pool: every page is on the free list or in exactly one list of one open sequence, every list is as long as
+ * its length needs, positions ascend. Any thread that owns the pool; tests call it after every scenario. */
+KVF_MUSTCHECK int kv_check(const struct kv_pool *pool, struct kvf_err *err);
+
+#endif
