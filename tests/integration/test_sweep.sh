@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# A sweep through a real fleet: the table, its JSON and CSV, samples, failures, watch, cancel, resume, exit codes.
+. "$KVF_SOURCE/tests/fleet.sh"
+fleet_up 2
+sweep() { kv sweep --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --interval 32 --limit 8 "$@"; }
+
+note "sweep prints the table and exits 0"
+sweep --policy full,rkv,reasonalloc --budget 96,160 >"$dir/table" 2>"$dir/talk"
+[ "$(sql "SELECT count(*) FROM results")" = 40 ] || fail "expected 5 cells x 8 samples"
+grep -q reasonalloc "$dir/table" || fail "the table lacks reasonalloc"
+kv results --job 1 >"$dir/table2"
+diff "$dir/table" "$dir/table2" || fail "results prints another table than sweep"
+
+note "--json and --csv hold the same figures as v_cell"
+kv results --job 1 --json >"$dir/json"
+kv results --job 1 --csv >"$dir/csv"
+python3 - "$dir/json" "$dir/csv" <<'PY'
+import csv, json, sys
+doc = json.load(open(sys.argv[1]))
+rows = doc["cells"] if isinstance(doc, dict) else doc
+table = list(csv.DictReader(open(sys.argv[2])))
+assert len(rows) == len(table) == 5, (len(rows), len(table))
+for a, b in zip(rows, table):
+    for key, text in b.items():
+        value = a[key]
+        if value is None:
+            assert text == "", (key, text)
+        elif isinstance(value, bool):
+            assert text == str(value).lower(), (key, value, text)
+        elif isinstance(value, (int, float)):
+            assert abs(float(text) - value) <= 1e-9 * max(1, abs(value)), (key, value, text)
+        else:
+            assert text == value, (key, value, text)
+full = rows[0]
+assert full["policy"] == "full" and full["budget_tokens"] is None and full["diff_full"] is None and full["compactions_mean"] == 0
+assert full["kv_ratio"] == 1 and full["accuracy"] >= 0.97, full
+for r in rows[1:]:
+    assert r["samples"] == 8 and 0 < r["kv_ratio"] < 1 and r["compactions_mean"] > 0 and r["evicted_mean"] > 0, r
+    assert 0 < r["mcnemar_p"] <= 1 and r["diff_pairs"] == 8, r
+    assert r["correct"] + r["wrong"] + r["unanswered"] + r["truncated"] + r["errors"] == r["samples"], r
+assert rows[1]["kv_live_mean_bytes"] < rows[2]["kv_live_mean_bytes"] < full["kv_live_mean_bytes"]
+assert any(r["pareto"] for r in rows)
+PY
+
+note "a sample shows prompt, thinking, answer, grade and why it ended"
+sample=$(sql "SELECT min(sample_id) FROM results")
+kv results --job 1 --sample "$sample" >"$dir/sample"
+for word in "mod 10" "</think>\|hinking" "stop" "correct"; do
+    grep -q "$word" "$dir/sample" || fail "the sample lacks $word"
+done
+kv results --job 1 --failures >"$dir/failures"
+
+note "submit returns an id at once, watch follows, cancel keeps what is done"
+job=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 512 2>/dev/null)
+[[ $job =~ ^[0-9]+$ ]] || fail "submit printed '$job'"
+wait_for 30 done_at_least 8
+again=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 512 --resume 2>/dev/null)
+[ "$again" = "$job" ] || fail "--resume gave job $again, not $job"
+kv watch "$job" >"$dir/watch" 2>&1 &
+watcher=$!
+kv cancel "$job" >/dev/null 2>&1
+code=0
+wait $watcher || code=$?
+[ $code = 130 ] || fail "watch of a cancelled job exits $code"
+kept=$(done_samples)
+[ "$kept" -ge 8 ] || fail "cancel dropped results"
+kv results --job "$job" >/dev/null || [ $? = 130 ] || fail "results of a cancelled job"
+wait_for 10 eval '[ "$(sql "SELECT count(*) FROM leases WHERE job_id = $job AND state = '\''active'\''")" = 0 ]'
+
+note "two runs give identical results, at temperature too"
+for i in 1 2; do
+    kv sweep --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy reasonalloc,random --budget 96 \
+        --interval 32 --limit 6 --repeats 2 --temperature 0.6 --top-p 0.95 >/dev/null 2>&1
+    sql "SELECT md5(string_agg(output_hash::text, ',' ORDER BY cell_id, problem_no, repeat)) FROM v_sample WHERE job_id = (SELECT max(job_id) FROM jobs)"
+done >"$dir/twice"
+[ "$(sort -u "$dir/twice" | wc -l)" = 1 ] || fail "two runs differ: $(cat "$dir/twice")"
+[ "$(sql "SELECT count(DISTINCT output_hash) FROM v_sample WHERE job_id = (SELECT max(job_id) FROM jobs) AND problem_no = 0 AND policy = 'random'")" -ge 1 ] || fail "no outputs"
+
+note "status, workers"
+kv status | grep -q cancelled || fail "status lacks the cancelled job"
+[ "$(kv workers --json | python3 -c 'import json,sys; d=json.load(sys.stdin); print(len(d["workers"] if isinstance(d, dict) else d))')" = 2 ] || fail "workers does not list two"
