@@ -1,0 +1,142 @@
+/* filemap.c: see filemap.h. */
+#include "engine/model/filemap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Largest JSON file taken: tokenizers of 256,000 tokens are about 35 MB. */
+#define JSON_MAX_BYTES (256LL << 20)
+
+int filemap_open(const char *folder, const char *name, struct filemap *out, struct kvf_err *err)
+{
+    *out = (struct filemap){0};
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return kvf_fail(err, KVF_EINVAL, "%.200s...: path is longer than %d bytes", folder, PATH_MAX - 1);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0) {
+        int missing = errno == ENOENT || errno == ENOTDIR;
+        return kvf_fail(err, missing ? KVF_ENOTFOUND : KVF_EIO, "%s: %s", path, strerror(errno));
+    }
+    int rc = KVF_OK;
+    struct stat st;
+    if (fstat(fd, &st) < 0) {
+        rc = kvf_fail(err, KVF_EIO, "%s: %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        rc = kvf_fail(err, KVF_EIO, "%s: expected a regular file, got a %s", path,
+                      S_ISDIR(st.st_mode)    ? "directory"
+                      : S_ISFIFO(st.st_mode) ? "FIFO"
+                                             : "device or socket");
+    } else if (st.st_size > 0) {
+        void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED)
+            rc = kvf_fail(err, KVF_EIO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
+        else
+            *out = (struct filemap){.data = data, .size = st.st_size};
+    }
+    close(fd);
+    return rc;
+}
+
+void filemap_close(struct filemap *map)
+{
+    if (map->data != NULL) munmap((void *)map->data, (size_t)map->size);
+    *map = (struct filemap){0};
+}
+
+int filemap_exists(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && lstat(path, &st) == 0;
+}
+
+int json_parse(const char *where, const void *text, int64_t size, json_t **out, struct kvf_err *err)
+{
+    *out = NULL;
+    if (size == 0) return kvf_fail(err, KVF_ECORRUPT, "%s: file is empty, expected a JSON object", where);
+    if (size > JSON_MAX_BYTES)
+        return kvf_fail(err, KVF_EUNSUPPORTED, "%s: %lld bytes of JSON, more than %lld", where, (long long)size,
+                        JSON_MAX_BYTES);
+    json_error_t at;
+    json_t *value = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES, &at);
+    if (value == NULL) {
+        const char *what = "not JSON";
+        switch (json_error_code(&at)) {
+        case json_error_stack_overflow:
+            what = "nested too deeply";
+            break;
+        case json_error_invalid_utf8:
+            what = "not UTF-8";
+            break;
+        case json_error_premature_end_of_input:
+            what = "JSON ends too early";
+            break;
+        case json_error_duplicate_key:
+            what = "a key appears twice";
+            break;
+        case json_error_out_of_memory:
+            return kvf_fail(err, KVF_ENOMEM, "%s: out of memory", where);
+        default:
+            break;
+        }
+        return kvf_fail(err, KVF_ECORRUPT, "%s: %s at byte %d (line %d): %s", where, what, at.position, at.line,
+                        at.text);
+    }
+    if (!json_is_object(value)) {
+        int rc = kvf_fail(err, KVF_ECORRUPT, "%s: expected a JSON object, got %s", where, json_kind(value));
+        json_decref(value);
+        return rc;
+    }
+    *out = value;
+    return KVF_OK;
+}
+
+int json_read(const char *folder, const char *name, json_t **out, struct kvf_err *err)
+{
+    *out = NULL;
+    struct filemap map;
+    int rc = filemap_open(folder, name, &map, err);
+    if (rc != KVF_OK) return rc;
+    char where[PATH_MAX];
+    snprintf(where, sizeof where, "%s/%s", folder, name);
+    rc = json_parse(where, map.data, map.size, out, err);
+    filemap_close(&map);
+    return rc;
+}
+
+const char *json_kind(const json_t *value)
+{
+    if (value == NULL) return "nothing";
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a fraction";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        return "null";
+    }
+    return "nothing";
+}
+
+int err_printable(struct kvf_err *err, int code)
+{
+    if (code != KVF_OK && err != NULL)
+        for (unsigned char *c = (unsigned char *)err->text; *c != '\0'; c++)
+            if (*c < 0x20 || *c == 0x7f) *c = '?';
+    return code;
+}
