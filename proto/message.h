@@ -1,7 +1,7 @@
 /* message.h: wire messages as C structs, made from messages.def.
  *
  * On the wire a message is two ZeroMQ frames: a fixed 16-byte header (magic, protocol major, type, sequence number,
- * CRC-32C of the body) and a MessagePack map with integer keys of at most MSG_BODY_MAX bytes.
+ * CRC-32C of the body) and a MessagePack map with integer keys (1 to 255) of at most MSG_BODY_MAX bytes.
  * `struct msg_hello` and so on have one member a field of the table; text is a `struct str` that is not NUL-terminated.
  */
 #ifndef KVF_MESSAGE_H
@@ -15,6 +15,7 @@
 
 #define MSG_PROTO_MAJOR 1
 #define MSG_HEADER_BYTES 16
+#define MSG_HEADER_TYPE_AT 5 /* offset of the type byte */
 #define MSG_BODY_MAX    (4u << 20)
 #define MSG_NULL_INT    INT64_MIN
 
@@ -85,7 +86,9 @@ struct msg_field {
     const char *name;
     uint64_t max; /* value, bytes or items */
     const char *record; /* of L */
+    int64_t min;        /* of U, I, M */
 };
 const struct msg_field *msg_fields(int type, int *count);
+const struct msg_field *rec_fields(const char *record, int *count);
 
 #endif
