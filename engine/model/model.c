@@ -88,7 +88,7 @@ static void model_name(const char *folder, char *name, size_t cap)
     char real[PATH_MAX];
     const char *path = realpath(folder, real) != NULL ? real : folder;
     const char *slash = strrchr(path, '/');
-    snprintf(name, cap, "%s", slash == NULL || slash[1] == '\0' ? path : slash + 1);
+    snprintf(name, cap, "%.*s", (int)cap - 1, slash == NULL || slash[1] == '\0' ? path : slash + 1);
 }
 
 static int model_load(struct model *model, const char *folder, struct kvf_err *err)
