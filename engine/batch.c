@@ -1,0 +1,363 @@
+/* batch.c: continuous batching. One step admits, prefills one chunk, decodes one token of each running sequence and
+ * compacts what is due.
+ *
+ * The running list ascends in order of submission, and so does the queue; everything running was submitted before
+ * everything queued. When pages run out the youngest running sequence gives its pages back and starts again later: the
+ * oldest always gets on, and since tokens do not depend on neighbours the second attempt repeats the first.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "engine/internal.h"
+
+int64_t clock_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* ---- lists ---- */
+
+void queue_insert(struct engine *engine, struct run *run)
+{
+    struct run **at = &engine->queue;
+    while (*at != NULL && (*at)->order < run->order) at = &(*at)->next;
+    run->next = *at;
+    *at = run;
+    run->state = RUN_QUEUED;
+}
+
+static void queue_remove(struct engine *engine, struct run *run)
+{
+    struct run **at = &engine->queue;
+    while (*at != run) at = &(*at)->next;
+    *at = run->next;
+    run->next = NULL;
+}
+
+static void running_remove(struct engine *engine, struct run *run)
+{
+    int at = 0;
+    while (engine->running[at] != run) at++;
+    engine->running_count--;
+    memmove(engine->running + at, engine->running + at + 1,
+            (size_t)(engine->running_count - at) * sizeof *engine->running);
+    kv_seq_close(engine->kv, &run->seq);
+}
+
+void run_free(struct run *run)
+{
+    if (run == NULL) return;
+    completion_free(&run->figures);
+    free(run->prompt);
+    free(run->output);
+    free(run->layer_budget);
+    free(run);
+}
+
+static uint64_t ids_hash(const int32_t *ids, int count)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int i = 0; i < count; i++) {
+        for (int byte = 0; byte < 4; byte++) {
+            hash = (hash ^ ((uint32_t)ids[i] >> (8 * byte) & 0xff)) * 0x100000001b3u;
+        }
+    }
+    return hash;
+}
+
+void run_finish(struct engine *engine, struct run *run, enum finish_reason reason)
+{
+    if (run->state == RUN_QUEUED)
+        queue_remove(engine, run);
+    else
+        running_remove(engine, run);
+    engine->held = 0;
+    run->state = RUN_DONE;
+
+    struct completion *figures = &run->figures;
+    figures->id = run->request.id;
+    figures->finish = reason;
+    figures->prompt_tokens = run->request.prompt_tokens;
+    figures->output_tokens = run->outputs;
+    figures->output_ids = run->output;
+    run->output = NULL;
+    figures->output_hash = ids_hash(figures->output_ids, run->outputs);
+    figures->thinking_tokens = run->thinking_tokens;
+    figures->total_us = clock_us() - run->submitted_us;
+    if (!run->admitted) figures->queue_us = figures->prefill_us = -1;
+    if (run->announced == 0) figures->ttft_us = -1;
+    figures->decode_share_us = (int64_t)llround(run->share_us);
+    figures->budget_achieved = figures->compactions > 0 ? run->kept_mean_sum / figures->compactions : -1.0;
+    figures->kv_live_mean_bytes = run->decode_steps > 0 ? (int64_t)(run->live_sum / run->decode_steps) : -1;
+    if (figures->kv_live_peak_bytes == 0) figures->kv_live_peak_bytes = -1;
+    figures->batch_mean = run->decode_steps > 0 ? run->batch_sum / run->decode_steps : -1.0;
+    if (run->decode_steps == 0) figures->batch_max = -1;
+    if (run->outputs == 0) figures->min_margin = -1.0f;
+
+    run->next = NULL;
+    *engine->finished_end = run;
+    engine->finished_end = &run->next;
+}
+
+/* ---- pages ---- */
+
+/* Pages set aside for a sequence at admission. An evicting policy needs its prompt or budget + interval, whichever is
+ * more. Full cache grows to the end; half of the longest output is set aside, since few outputs reach it, and the
+ * sequences that were too many are sent back. */
+static int64_t pages_wanted(const struct engine *engine, const struct run *run)
+{
+    int64_t prompt = run->request.prompt_tokens, longest = prompt + run->request.max_new_tokens;
+    int64_t entries = (prompt + longest + 1) / 2;
+    if (run->evicts) {
+        int64_t most = (int64_t)run->request.budget_tokens + run->request.interval_tokens;
+        if (most < prompt) most = prompt;
+        entries = longest < most ? longest : most;
+    }
+    return kv_pages_needed(engine->kv, entries);
+}
+
+/* A new attempt: what an earlier one left behind goes; times stay, they were spent. */
+static void run_restart(struct run *run)
+{
+    run->prefilled = run->outputs = 0;
+    run->ending = -1;
+    run->detok = (struct detok){0};
+    run->think_match = 0;
+    run->thinking_tokens = -1;
+    run->live_sum = run->batch_sum = run->kept_mean_sum = 0.0;
+    run->decode_steps = 0;
+    run->figures.compactions = run->figures.batch_max = 0;
+    run->figures.evicted_entries = run->figures.kv_live_peak_bytes = 0;
+    run->figures.min_margin = INFINITY;
+}
+
+static void batch_admit(struct engine *engine)
+{
+    int64_t committed = 0;
+    for (int i = 0; i < engine->running_count; i++) committed += pages_wanted(engine, engine->running[i]);
+    while (engine->queue != NULL && engine->running_count < engine->max_batch) {
+        struct run *run = engine->queue;
+        int64_t wanted = pages_wanted(engine, run);
+        if (engine->running_count > 0) {
+            int64_t prompt = kv_pages_needed(engine->kv, run->request.prompt_tokens);
+            if (engine->held || committed + wanted > engine->total_pages) return;
+            if (prompt > kv_pool_free_pages(engine->kv)) return;
+        }
+        struct kvf_err why = {""};
+        if (kv_seq_open(engine->kv, &run->seq, &why) != 0) {
+            if (engine->running_count > 0) return;
+            snprintf(run->figures.error, sizeof run->figures.error, "%s", why.text);
+            run_finish(engine, run, FINISH_ERROR);
+            continue;
+        }
+        queue_remove(engine, run);
+        run_restart(run);
+        run->state = RUN_PREFILL;
+        engine->running[engine->running_count++] = run;
+        committed += wanted;
+        if (!run->admitted) run->figures.queue_us = clock_us() - run->submitted_us;
+        run->admitted = 1;
+    }
+}
+
+/* Room for `tokens` more entries of running[at]; sends the youngest back as often as needed. 0: running[at] itself had
+ * to go. Runs after `at` may be gone afterwards, those before it stay. */
+static int run_reserve(struct engine *engine, int at, int tokens)
+{
+    struct run *run = engine->running[at];
+    while (kv_reserve(engine->kv, run->seq, tokens) != 0) {
+        if (engine->running_count == 1) {
+            snprintf(run->figures.error, sizeof run->figures.error,
+                     "kv cache: %d tokens of request %llu do not fit alone: %lld pages of %d entries in all, %lld free",
+                     kv_tokens_seen(run->seq) + tokens, (unsigned long long)run->request.id,
+                     (long long)engine->total_pages, KV_PAGE_ENTRIES, (long long)kv_pool_free_pages(engine->kv));
+            run_finish(engine, run, FINISH_ERROR);
+            return 0;
+        }
+        struct run *youngest = engine->running[engine->running_count - 1];
+        running_remove(engine, youngest);
+        queue_insert(engine, youngest);
+        engine->held = 1;
+        engine->counters.requeued++;
+        if (youngest == run) return 0;
+    }
+    return 1;
+}
+
+/* ---- after a pass ---- */
+
+static int is_stop(const struct engine *engine, const struct run *run, int32_t token)
+{
+    const struct model_config *config = &engine->model->config;
+    for (int i = 0; !run->request.ignore_stop && i < config->eos_count; i++) {
+        if (config->eos_ids[i] == token) return 1;
+    }
+    return 0;
+}
+
+/* Draws the next token and says it; run_settle acts on what follows from it. */
+static void run_draw(struct engine *engine, struct run *run, const float *logits)
+{
+    struct kvf_err why = {""};
+    struct choice choice;
+    uint64_t position = (uint64_t)run->request.prompt_tokens + (uint64_t)run->outputs;
+    if (sample_token(logits, engine->info.vocab, &run->request.sampling, run->request.seed, position, engine->places,
+                     &choice, &why) != 0) {
+        snprintf(run->figures.error, sizeof run->figures.error, "%s", why.text);
+        run->ending = FINISH_ERROR;
+        return;
+    }
+    if (run->announced == 0) run->figures.ttft_us = clock_us() - run->submitted_us;
+    if (choice.margin < run->figures.min_margin) run->figures.min_margin = choice.margin;
+    run->output[run->outputs++] = choice.token;
+    run->state = RUN_DECODE;
+    if (is_stop(engine, run, choice.token))
+        run->ending = FINISH_STOP;
+    else if (run->outputs == run->request.max_new_tokens)
+        run->ending = FINISH_LENGTH;
+    run_announce(engine, run, run->outputs - 1, run->ending >= 0);
+}
+
+static void run_measure(struct engine *engine, struct run *run)
+{
+    int64_t live = kv_seq_live_bytes(engine->kv, run->seq);
+    if (live > run->figures.kv_live_peak_bytes) run->figures.kv_live_peak_bytes = live;
+    if (run->state == RUN_DECODE) run->live_sum += (double)live;
+}
+
+static void run_compact_due(struct engine *engine, struct run *run)
+{
+    const struct request *request = &run->request;
+    if (!run->evicts ||
+        !kv_compaction_due(run->seq, &request->policy, request->budget_tokens, request->interval_tokens)) {
+        return;
+    }
+    struct kv_compaction_stats stats = {0};
+    struct kvf_err why = {""};
+    int64_t begin = clock_us();
+    int rc = kv_compact(engine->kv, run->seq, &request->policy, run->layer_budget, request->seed, &engine->kernels,
+                        &stats, &why);
+    int64_t spent = clock_us() - begin;
+    engine->counters.compaction_us += spent;
+    engine->counters.compactions++;
+    run->figures.compaction_us += spent;
+    run->figures.compactions++;
+    run->figures.evicted_entries += stats.evicted_entries;
+    run->kept_mean_sum +=
+        (double)kv_seq_entries(run->seq) / ((double)engine->info.layers * (double)engine->info.kv_heads);
+    if (rc != 0) {
+        snprintf(run->figures.error, sizeof run->figures.error, "%s", why.text);
+        run->ending = FINISH_ERROR;
+    }
+}
+
+/* Compacts a run that goes on, finishes one that does not. */
+static void run_settle(struct engine *engine, struct run *run)
+{
+    if (run->ending < 0) run_compact_due(engine, run);
+    if (run->ending >= 0) run_finish(engine, run, (enum finish_reason)run->ending);
+}
+
+/* ---- the two passes of a step ---- */
+
+static int batch_prefill(struct engine *engine)
+{
+    int left = engine->prefill_chunk_tokens, segments = 0, tokens = 0;
+    for (int i = 0; i < engine->running_count && left > 0; i++) {
+        struct run *run = engine->running[i];
+        if (run->state != RUN_PREFILL) continue;
+        int count = run->request.prompt_tokens - run->prefilled;
+        if (count > left) count = left;
+        if (!run_reserve(engine, i, count)) break;
+        engine->chosen[segments] = run;
+        engine->segments[segments++] = (struct segment){
+            .seq = run->seq,
+            .tokens = run->prompt + run->prefilled,
+            .count = count,
+            .first_position = run->prefilled,
+            .wants_logits = run->prefilled + count == run->request.prompt_tokens,
+        };
+        left -= count;
+        tokens += count;
+    }
+    if (segments == 0) return 0;
+    int64_t begin = clock_us();
+    decoder_forward(engine->decoder, engine->kv, engine->segments, segments, NULL);
+    int64_t spent = clock_us() - begin;
+    engine->counters.prefill_us += spent;
+    engine->counters.prefill_tokens += tokens;
+    for (int s = 0; s < segments; s++) {
+        struct run *run = engine->chosen[s];
+        run->prefilled += engine->segments[s].count;
+        run->figures.prefill_us += spent * engine->segments[s].count / tokens;
+        run_measure(engine, run);
+        if (!engine->segments[s].wants_logits) continue;
+        run_draw(engine, run, engine->segments[s].logits);
+        run_settle(engine, run);
+    }
+    return segments;
+}
+
+static int batch_decode(struct engine *engine)
+{
+    int segments = 0;
+    for (int i = 0; i < engine->running_count; i++) {
+        struct run *run = engine->running[i];
+        if (run->state != RUN_DECODE) continue;
+        if (!run_reserve(engine, i, 1)) break;
+        engine->chosen[segments] = run;
+        engine->segments[segments++] = (struct segment){
+            .seq = run->seq,
+            .tokens = run->output + run->outputs - 1,
+            .count = 1,
+            .first_position = run->request.prompt_tokens + run->outputs - 1,
+            .wants_logits = 1,
+        };
+    }
+    if (segments == 0) return 0;
+    int64_t begin = clock_us();
+    decoder_forward(engine->decoder, engine->kv, engine->segments, segments, NULL);
+    for (int s = 0; s < segments; s++) {
+        struct run *run = engine->chosen[s];
+        run->decode_steps++;
+        run->batch_sum += segments;
+        if (segments > run->figures.batch_max) run->figures.batch_max = segments;
+        run_measure(engine, run);
+        run_draw(engine, run, engine->segments[s].logits);
+    }
+    int64_t spent = clock_us() - begin;
+    engine->counters.decode_us += spent;
+    for (int s = 0; s < segments; s++) engine->chosen[s]->share_us += (double)spent / segments;
+    for (int s = 0; s < segments; s++) run_settle(engine, engine->chosen[s]);
+    return segments;
+}
+
+static void batch_cancel(struct engine *engine)
+{
+    for (int i = engine->running_count - 1; i >= 0; i--) {
+        if (engine->running[i]->cancelled) run_finish(engine, engine->running[i], FINISH_CANCELLED);
+    }
+    for (struct run *run = engine->queue, *next; run != NULL; run = next) {
+        next = run->next;
+        if (run->cancelled) run_finish(engine, run, FINISH_CANCELLED);
+    }
+}
+
+int batch_step(struct engine *engine, struct kvf_err *err)
+{
+    struct run **end = engine->finished_end;
+    engine->in_step = 1;
+    batch_admit(engine);
+    int worked = batch_prefill(engine);
+    worked += batch_decode(engine);
+    engine->in_step = 0;
+    batch_cancel(engine);
+    if (worked == 0 && engine->finished_end == end && engine->queue == NULL && engine->running_count == 0) {
+        return kvf_fail(err, KVF_EAGAIN, "nothing to decode: no request queued or running");
+    }
+    engine->counters.steps++;
+    return 0;
+}

@@ -1,0 +1,232 @@
+/* ops_avx512bf16.c: products and attention with AVX-512 and its bf16 dot product; the rest is the AVX2 set's.
+ *
+ * Activations of a product with bf16 weights are rounded to bf16, sums stay float: the logits differ from float compute
+ * by what that rounding costs. The file keeps to a handful of intrinsics, so that a test can compile it against scalar
+ * stand-ins (KVF_SIMD_SHIM names that header) on machines without AVX-512.
+ */
+#if defined(__x86_64__)
+#if defined(KVF_SIMD_SHIM)
+#include KVF_SIMD_SHIM
+#else
+#include <immintrin.h>
+#endif
+#include <math.h>
+#include <string.h>
+#include "engine/cpu/ops_avx2.h"
+
+#define INLINE_512 static inline __attribute__((always_inline))
+#define LANES_512  16
+
+INLINE_512 __mmask16 lanes_below(int n)
+{
+    return n >= LANES_512 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
+}
+
+/* ---- gemm ---- */
+
+static void avx512_to_half(const float *in, int n, uint16_t *out)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, in + i, sizeof bits);
+        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        out[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
+    }
+}
+
+INLINE_512 __m512bh pair_of(const uint16_t *in)
+{
+    int pair;
+    memcpy(&pair, in, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+/* A tile of constants, as in ops_avx2.c: each accumulator takes the input pairs in order. */
+INLINE_512 void avx512_tile(int rows, int panels, const struct gemm *gemm, int panel, int row)
+{
+    const struct panels *weight = gemm->weight;
+    int64_t pairs = (weight->inputs + 1) / 2, size = pairs * LANES_512 * 2;
+    const uint16_t *data = (const uint16_t *)weight->data + panel * size;
+    const uint16_t *in = gemm->in_half + row * gemm->in_stride;
+    __m512 sum[8][4];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) sum[i][p] = _mm512_setzero_ps();
+    }
+    for (int64_t k = 0; k < pairs; k++) {
+        __m512bh w[4];
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) w[p] = (__m512bh)_mm512_loadu_si512(data + p * size + k * LANES_512 * 2);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            __m512bh x = pair_of(in + i * gemm->in_stride + 2 * k);
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++) sum[i][p] = _mm512_dpbf16_ps(sum[i][p], x, w[p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) {
+            int first = (panel + p) * PANEL_OUTPUTS;
+            __mmask16 mask = lanes_below(weight->outputs - first);
+            float *out = gemm->out + (row + i) * gemm->out_stride + first;
+            __m512 value = sum[i][p];
+            if (weight->bias != NULL) value = _mm512_add_ps(value, _mm512_loadu_ps(weight->bias + first));
+            if (gemm->add) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
+            _mm512_mask_storeu_ps(out, mask, value);
+        }
+    }
+}
+
+INLINE_512 void avx512_rows(int panels, const struct gemm *gemm, int panel)
+{
+    int row = 0;
+    for (; row + 8 <= gemm->rows; row += 8) avx512_tile(8, panels, gemm, panel, row);
+    if (gemm->rows - row >= 4) {
+        avx512_tile(4, panels, gemm, panel, row);
+        row += 4;
+    }
+    if (gemm->rows - row >= 2) {
+        avx512_tile(2, panels, gemm, panel, row);
+        row += 2;
+    }
+    if (row < gemm->rows) avx512_tile(1, panels, gemm, panel, row);
+}
+
+static void avx512_gemm(const struct gemm *gemm, int first_panel, int last_panel)
+{
+    if (gemm->weight->kind != PANEL_BF16_PAIRS) {
+        avx2_gemm(gemm, first_panel, last_panel);
+        return;
+    }
+    int panel = first_panel;
+    if (gemm->rows < 8) {
+        for (; panel + 4 <= last_panel; panel += 4) avx512_rows(4, gemm, panel);
+    }
+    for (; panel + 2 <= last_panel; panel += 2) avx512_rows(2, gemm, panel);
+    for (; panel < last_panel; panel++) avx512_rows(1, gemm, panel);
+}
+
+/* ---- attention ---- */
+
+/* Logits of `heads` query heads, minus infinity past the entries; returns with exp(logit - highest) and its sum. */
+INLINE_512 void avx512_weights(const struct attention *a, int heads, const float *query, float *logits, int padded,
+                               float *total)
+{
+    const int d = a->head_dim;
+    const __m512 scale = _mm512_set1_ps(a->scale), nothing = _mm512_set1_ps(-INFINITY);
+    __m512 top[4];
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) top[h] = nothing;
+    for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
+        const float *key = a->pages[first / CPU_PAGE_ENTRIES];
+        __m512 even[4], odd[4];
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) even[h] = odd[h] = _mm512_setzero_ps();
+        for (int k = 0; k < d; k += 2) {
+            __m512 k0 = _mm512_loadu_ps(key + k * LANES_512), k1 = _mm512_loadu_ps(key + (k + 1) * LANES_512);
+#pragma GCC unroll 4
+            for (int h = 0; h < heads; h++) {
+                even[h] = _mm512_fmadd_ps(_mm512_set1_ps(query[h * d + k]), k0, even[h]);
+                odd[h] = _mm512_fmadd_ps(_mm512_set1_ps(query[h * d + k + 1]), k1, odd[h]);
+            }
+        }
+        __mmask16 valid = lanes_below(a->entries - first);
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) {
+            __m512 logit = _mm512_mul_ps(_mm512_add_ps(even[h], odd[h]), scale);
+            logit = _mm512_mask_blend_ps(valid, nothing, logit);
+            _mm512_storeu_ps(logits + h * padded + first, logit);
+            top[h] = _mm512_max_ps(top[h], logit);
+        }
+    }
+    for (int h = 0; h < heads; h++) {
+        const __m512 highest = _mm512_set1_ps(_mm512_reduce_max_ps(top[h]));
+        float *row = logits + h * padded;
+        for (int i = 0; i < padded; i += LANES_512) {
+            _mm512_storeu_ps(row + i, _mm512_sub_ps(_mm512_loadu_ps(row + i), highest));
+        }
+        avx2_exp_rows(row, padded, row);
+        __m512 sum = _mm512_setzero_ps();
+        for (int i = 0; i < padded; i += LANES_512) sum = _mm512_add_ps(sum, _mm512_loadu_ps(row + i));
+        total[h] = _mm512_reduce_add_ps(sum);
+    }
+}
+
+/* `vectors` x 16 dimensions from column on, the last of them masked. */
+INLINE_512 void avx512_values(const struct attention *a, int heads, int vectors, const float *weights, int padded,
+                              const float *total, int column, float *out)
+{
+    const int d = a->head_dim;
+    __m512 sum[4][4];
+    __mmask16 mask[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+        mask[v] = lanes_below(d - column - v * LANES_512);
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) sum[h][v] = _mm512_setzero_ps();
+    }
+    for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
+        const float *value = a->pages[first / CPU_PAGE_ENTRIES] + CPU_PAGE_ENTRIES * d + column;
+        int valid = a->entries - first < CPU_PAGE_ENTRIES ? a->entries - first : CPU_PAGE_ENTRIES;
+        for (int j = 0; j < valid; j++, value += d) {
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) {
+                __m512 x = _mm512_maskz_loadu_ps(mask[v], value + v * LANES_512);
+#pragma GCC unroll 4
+                for (int h = 0; h < heads; h++) {
+                    sum[h][v] = _mm512_fmadd_ps(_mm512_set1_ps(weights[h * padded + first + j]), x, sum[h][v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        const __m512 t = _mm512_set1_ps(total[h]);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            _mm512_mask_storeu_ps(out + h * d + column + v * LANES_512, mask[v], _mm512_div_ps(sum[h][v], t));
+        }
+    }
+}
+
+INLINE_512 void avx512_heads(const struct attention *a, int heads, int first_head)
+{
+    const int d = a->head_dim;
+    int padded = (a->entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES * CPU_PAGE_ENTRIES;
+    float *weights = a->scratch + (int64_t)first_head * padded, *out = a->out + first_head * d;
+    float total[4];
+    avx512_weights(a, heads, a->query + first_head * d, weights, padded, total);
+    int column = 0;
+    for (; d - column > 3 * LANES_512; column += 4 * LANES_512) {
+        avx512_values(a, heads, 4, weights, padded, total, column, out);
+    }
+    for (; d - column > LANES_512; column += 2 * LANES_512) {
+        avx512_values(a, heads, 2, weights, padded, total, column, out);
+    }
+    if (column < d) avx512_values(a, heads, 1, weights, padded, total, column, out);
+}
+
+static void avx512_attend(const struct attention *a)
+{
+    int head = 0;
+    for (; head + 4 <= a->group; head += 4) avx512_heads(a, 4, head);
+    for (; head + 2 <= a->group; head += 2) avx512_heads(a, 2, head);
+    if (head < a->group) avx512_heads(a, 1, head);
+}
+
+const struct cpu_ops cpu_ops_avx512bf16 = {
+    .name = "avx512bf16",
+    .bf16_kind = PANEL_BF16_PAIRS,
+    .gemm = avx512_gemm,
+    .attend = avx512_attend,
+    .rmsnorm = avx2_rmsnorm,
+    .rope = avx2_rope,
+    .silu_mul = avx2_silu_mul,
+    .exp_rows = avx2_exp_rows,
+    .dot_rows = avx2_dot_rows,
+    .to_half = avx512_to_half,
+};
+#endif

@@ -1,0 +1,140 @@
+/* avx512_shim.h: scalar stand-ins for the AVX-512 intrinsics that engine/cpu/ops_avx512bf16.c uses, so that its logic
+ * is tested on machines without AVX-512. Vectors are GCC vector types; nothing here is meant to be fast. */
+#ifndef KVF_AVX512_SHIM_H
+#define KVF_AVX512_SHIM_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* 64-byte vectors by value, inlined everywhere */
+
+typedef float __m512 __attribute__((vector_size(64)));
+typedef int __m512i __attribute__((vector_size(64)));
+typedef uint16_t __m512bh __attribute__((vector_size(64)));
+typedef uint16_t __mmask16;
+
+#define SHIM static inline __attribute__((always_inline, unused))
+
+SHIM __m512 _mm512_set1_ps(float x)
+{
+    return (__m512){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+SHIM __m512 _mm512_setzero_ps(void)
+{
+    return _mm512_set1_ps(0.0f);
+}
+
+SHIM __m512i _mm512_set1_epi32(int x)
+{
+    return (__m512i){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+SHIM __m512 _mm512_loadu_ps(const float *from)
+{
+    __m512 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+SHIM __m512i _mm512_loadu_si512(const void *from)
+{
+    __m512i v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+SHIM void _mm512_storeu_ps(float *to, __m512 v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+SHIM __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const float *from)
+{
+    __m512 v = _mm512_setzero_ps();
+    for (int i = 0; i < 16; i++) {
+        if (mask >> i & 1) v[i] = from[i];
+    }
+    return v;
+}
+
+SHIM void _mm512_mask_storeu_ps(float *to, __mmask16 mask, __m512 v)
+{
+    for (int i = 0; i < 16; i++) {
+        if (mask >> i & 1) to[i] = v[i];
+    }
+}
+
+SHIM __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 unset, __m512 set)
+{
+    for (int i = 0; i < 16; i++) {
+        if (mask >> i & 1) unset[i] = set[i];
+    }
+    return unset;
+}
+
+SHIM __m512 _mm512_add_ps(__m512 a, __m512 b)
+{
+    return a + b;
+}
+
+SHIM __m512 _mm512_sub_ps(__m512 a, __m512 b)
+{
+    return a - b;
+}
+
+SHIM __m512 _mm512_mul_ps(__m512 a, __m512 b)
+{
+    return a * b;
+}
+
+SHIM __m512 _mm512_div_ps(__m512 a, __m512 b)
+{
+    return a / b;
+}
+
+SHIM __m512 _mm512_max_ps(__m512 a, __m512 b)
+{
+    for (int i = 0; i < 16; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
+
+SHIM __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c)
+{
+    for (int i = 0; i < 16; i++) c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
+}
+
+SHIM float _mm512_reduce_max_ps(__m512 v)
+{
+    for (int i = 1; i < 16; i++) v[0] = v[i] > v[0] ? v[i] : v[0];
+    return v[0];
+}
+
+SHIM float _mm512_reduce_add_ps(__m512 v)
+{
+    for (int width = 8; width > 0; width /= 2) {
+        for (int i = 0; i < width; i++) v[i] += v[i + width];
+    }
+    return v[0];
+}
+
+SHIM float shim_widen(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+SHIM __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b)
+{
+    for (int i = 0; i < 16; i++) {
+        sum[i] = fmaf(shim_widen(a[2 * i + 1]), shim_widen(b[2 * i + 1]), sum[i]);
+        sum[i] = fmaf(shim_widen(a[2 * i]), shim_widen(b[2 * i]), sum[i]);
+    }
+    return sum;
+}
+
+#endif

@@ -1,0 +1,385 @@
+/* Kernel sets: each operation against sums in double, and each set against plain C; rows of a product and entries of
+ * attention do not depend on what else is in the call; the compute threads do all items once. */
+#include <check.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include "engine/cpu/ops.h"
+#include "engine/cpu/panels.h"
+#include "engine/cpu/pool.h"
+
+/* The AVX-512 file once more, on scalar stand-ins. */
+#define KVF_SIMD_SHIM      "tests/unit/avx512_shim.h"
+#define cpu_ops_avx512bf16 cpu_ops_shim
+#include "engine/cpu/ops_avx512bf16.c"
+#undef cpu_ops_avx512bf16
+
+/* Every set this machine runs, then the stand-in, which needs AVX2 for what it borrows. */
+static const struct cpu_ops *set_at(int index)
+{
+    if (cpu_ops_at(index) != NULL) return cpu_ops_at(index);
+    if (index > 0 && cpu_ops_at(index - 1) == NULL) return NULL;
+#if defined(__x86_64__)
+    if (cpu_ops_find("avx2") != NULL) return &cpu_ops_shim;
+#endif
+    return NULL;
+}
+#define SETS 4
+
+static uint64_t random_state = 1;
+
+static float random_float(void)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(int32_t)(random_state >> 32) * 0x1p-30f;
+}
+
+static float *random_floats(size_t count)
+{
+    float *values = aligned_alloc(64, (count * sizeof *values + 63) / 64 * 64);
+    for (size_t i = 0; i < count; i++) values[i] = random_float();
+    return values;
+}
+
+static float round_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- products ---- */
+
+struct matrix {
+    int outputs, inputs;
+    float *values; /* as the weight holds them */
+    void *stored;
+    struct weight weight, bias;
+};
+
+static struct matrix matrix_new(int outputs, int inputs, enum model_dtype dtype)
+{
+    struct matrix m = {.outputs = outputs, .inputs = inputs};
+    size_t count = (size_t)outputs * (size_t)inputs;
+    m.values = random_floats(count);
+    m.stored = m.values;
+    if (dtype == DTYPE_BF16) {
+        uint16_t *half = malloc(count * sizeof *half);
+        for (size_t i = 0; i < count; i++) {
+            m.values[i] = round_bf16(m.values[i]);
+            uint32_t bits;
+            memcpy(&bits, &m.values[i], sizeof bits);
+            half[i] = (uint16_t)(bits >> 16);
+        }
+        m.stored = half;
+    }
+    m.weight = (struct weight){dtype, outputs, inputs, m.stored};
+    m.bias = (struct weight){DTYPE_F32, 1, outputs, random_floats((size_t)outputs)};
+    return m;
+}
+
+static void matrix_free(struct matrix *m)
+{
+    if (m->stored != m->values) free(m->stored);
+    free(m->values);
+    free((void *)m->bias.data);
+}
+
+static void gemm_check(const struct cpu_ops *ops, enum model_dtype dtype, int rows, int outputs, int inputs, int biased,
+                       int add)
+{
+    struct matrix m = matrix_new(outputs, inputs, dtype);
+    const struct weight *weight = &m.weight, *bias = &m.bias;
+    struct panels panels;
+    ck_assert_int_eq(panels_pack(&panels, ops->bf16_kind, &weight, biased ? &bias : NULL, 1, NULL), 0);
+    int64_t in_stride = inputs + 5, out_stride = outputs + 3;
+    float *in = random_floats((size_t)(rows * in_stride)), *out = random_floats((size_t)(rows * out_stride));
+    int64_t half_stride = in_stride + in_stride % 2;
+    uint16_t *half = calloc((size_t)(rows * half_stride), sizeof *half);
+    if (panels.kind == PANEL_BF16_PAIRS) {
+        in_stride = half_stride;
+        free(in);
+        in = random_floats((size_t)(rows * in_stride));
+        for (int r = 0; r < rows; r++) {
+            for (int k = 0; k < inputs; k++) in[r * in_stride + k] = round_bf16(in[r * in_stride + k]);
+            ops->to_half(in + r * in_stride, inputs, half + r * in_stride);
+        }
+    }
+    float *before = malloc((size_t)(rows * out_stride) * sizeof *before);
+    memcpy(before, out, (size_t)(rows * out_stride) * sizeof *before);
+    struct gemm gemm = {&panels, in, half, in_stride, rows, out, out_stride, add};
+    ops->gemm(&gemm, 0, panels.count);
+    for (int r = 0; r < rows; r++) {
+        for (int o = 0; o < outputs; o++) {
+            double sum = (biased ? ((const float *)m.bias.data)[o] : 0.0) + (add ? before[r * out_stride + o] : 0.0);
+            for (int k = 0; k < inputs; k++) sum += (double)in[r * in_stride + k] * (double)m.values[o * inputs + k];
+            ck_assert_msg(fabs(sum - (double)out[r * out_stride + o]) < 2e-5 * (1 + inputs), "%s %dx%dx%d: %g %g",
+                          ops->name, rows, outputs, inputs, sum, (double)out[r * out_stride + o]);
+        }
+        for (int64_t o = outputs; o < out_stride; o++) {
+            ck_assert_msg(out[r * out_stride + o] == before[r * out_stride + o], "%s writes past its outputs",
+                          ops->name);
+        }
+    }
+    /* Alone, and a panel at a time: the same bits. */
+    for (int r = 0; r < rows; r++) {
+        float *alone = malloc((size_t)out_stride * sizeof *alone);
+        memcpy(alone, before + r * out_stride, (size_t)out_stride * sizeof *alone);
+        struct gemm one = {&panels, in + r * in_stride, half + r * in_stride, in_stride, 1, alone, out_stride, add};
+        if (r % 2 == 0) ops->gemm(&one, 0, panels.count);
+        for (int p = 0; r % 2 == 1 && p < panels.count; p++) ops->gemm(&one, p, p + 1);
+        ck_assert_mem_eq(alone, out + r * out_stride, (size_t)out_stride * sizeof *alone);
+        free(alone);
+    }
+    free(in);
+    free(out);
+    free(half);
+    free(before);
+    panels_free(&panels);
+    matrix_free(&m);
+}
+
+START_TEST(products)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 32, 67, 256};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int dtype = 0; dtype < 2; dtype++) {
+            enum model_dtype type = dtype ? DTYPE_BF16 : DTYPE_F32;
+            gemm_check(ops, type, rows[i], 96, 64, 0, 0);
+            gemm_check(ops, type, rows[i], 41, 37, 1, 0);
+            gemm_check(ops, type, rows[i], 7, 1, 1, 1);
+        }
+    }
+}
+END_TEST
+
+START_TEST(stacked_weights)
+{
+    struct matrix q = matrix_new(20, 8, DTYPE_BF16), k = matrix_new(6, 8, DTYPE_F32);
+    const struct weight *weights[] = {&q.weight, &k.weight};
+    const struct weight none = {0}, *biases[] = {&none, &k.bias};
+    struct panels panels;
+    ck_assert_int_eq(panels_pack(&panels, PANEL_BF16, weights, biases, 2, NULL), 0);
+    ck_assert_int_eq(panels.kind, PANEL_F32); /* one of them is not bf16 */
+    ck_assert_int_eq(panels.outputs, 26);
+    ck_assert_int_eq(panels.count, 2);
+    float in[8] = {0, 0, 0, 1}, out[26];
+    struct gemm gemm = {&panels, in, NULL, 8, 1, out, 26, 0};
+    cpu_ops_plain.gemm(&gemm, 0, 2);
+    for (int o = 0; o < 20; o++) ck_assert_float_eq(out[o], q.values[o * 8 + 3]);
+    for (int o = 0; o < 6; o++) ck_assert_float_eq(out[20 + o], k.values[o * 8 + 3] + ((const float *)k.bias.data)[o]);
+    panels_free(&panels);
+    matrix_free(&q);
+    matrix_free(&k);
+}
+END_TEST
+
+/* ---- attention ---- */
+
+static void attend_check(const struct cpu_ops *ops, int entries, int group, int d)
+{
+    int count = (entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES;
+    float **pages = malloc((size_t)count * sizeof *pages);
+    for (int p = 0; p < count; p++) {
+        pages[p] = random_floats((size_t)(2 * CPU_PAGE_ENTRIES * d));
+        for (int j = entries - p * CPU_PAGE_ENTRIES; j < CPU_PAGE_ENTRIES; j++) {
+            if (j < 0) continue;
+            for (int k = 0; k < d; k++) { /* what nobody wrote must not matter */
+                pages[p][k * CPU_PAGE_ENTRIES + j] = NAN;
+                pages[p][(CPU_PAGE_ENTRIES + j) * d + k] = NAN;
+            }
+        }
+    }
+    float *query = random_floats((size_t)(group * d)), *out = random_floats((size_t)(group * d));
+    float *scratch = random_floats((size_t)(group * count * CPU_PAGE_ENTRIES));
+    struct attention a = {query, (const float *const *)pages, entries, group, d, 0.7f, scratch, out};
+    ops->attend(&a);
+    double *weight = malloc((size_t)entries * sizeof *weight);
+    for (int g = 0; g < group; g++) {
+        double highest = -INFINITY, total = 0;
+        for (int i = 0; i < entries; i++) {
+            weight[i] = 0;
+            for (int k = 0; k < d; k++) {
+                weight[i] += (double)query[g * d + k] *
+                             (double)pages[i / CPU_PAGE_ENTRIES][k * CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES];
+            }
+            weight[i] *= (double)0.7f;
+            if (weight[i] > highest) highest = weight[i];
+        }
+        for (int i = 0; i < entries; i++) total += weight[i] = exp(weight[i] - highest);
+        for (int k = 0; k < d; k++) {
+            double sum = 0;
+            for (int i = 0; i < entries; i++) {
+                sum += weight[i] / total *
+                       (double)pages[i / CPU_PAGE_ENTRIES][(CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d + k];
+            }
+            ck_assert_msg(fabs(sum - (double)out[g * d + k]) < 1e-4, "%s entries %d group %d dim %d: %g %g", ops->name,
+                          entries, group, d, sum, (double)out[g * d + k]);
+        }
+    }
+    free(weight);
+    for (int p = 0; p < count; p++) free(pages[p]);
+    free(pages);
+    free(query);
+    free(out);
+    free(scratch);
+}
+
+START_TEST(attention)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    static const int dims[] = {4, 12, 16, 20, 32, 64, 68, 96, 128}, counts[] = {1, 2, 15, 16, 17, 31, 100, 333};
+    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+            for (int group = 1; group <= 8; group++) attend_check(ops, counts[n], group, dims[d]);
+        }
+    }
+}
+END_TEST
+
+/* ---- vectors ---- */
+
+START_TEST(exponential)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    float in[1003], out[1003];
+    for (int i = 0; i < 1003; i++) in[i] = -87.0f + (float)i * 0.17f;
+    ops->exp_rows(in, 1003, out);
+    for (int i = 0; i < 1003; i++) {
+        double expected = exp((double)in[i] > 88.0 ? 88.0 : (double)in[i]);
+        ck_assert_msg(fabs((double)out[i] - expected) <= 4e-7 * expected, "%s: exp(%g) = %g, expected %g", ops->name,
+                      (double)in[i], (double)out[i], expected);
+    }
+    float special[] = {-INFINITY, -1000.0f, 0.0f, NAN};
+    ops->exp_rows(special, 4, out);
+    ck_assert(out[0] == 0.0f && out[1] == 0.0f && out[2] == 1.0f && isnan(out[3]));
+}
+END_TEST
+
+START_TEST(vectors)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    for (int n = 2; n < 150; n += 2) {
+        float *a = random_floats((size_t)n), *b = random_floats((size_t)n), *out = random_floats((size_t)n);
+        double mean = 0;
+        for (int i = 0; i < n; i++) mean += (double)a[i] * (double)a[i] / n;
+        ops->rmsnorm(a, b, 1e-3f, n, out);
+        for (int i = 0; i < n; i++) {
+            ck_assert(fabs((double)a[i] / sqrt(mean + 1e-3) * (double)b[i] - (double)out[i]) < 1e-5);
+        }
+        ops->silu_mul(a, b, n, out);
+        for (int i = 0; i < n; i++) {
+            ck_assert(fabs((double)a[i] / (1 + exp(-(double)a[i])) * (double)b[i] - (double)out[i]) < 1e-5);
+        }
+        float *cosines = random_floats((size_t)n / 2), *sines = random_floats((size_t)n / 2);
+        ops->rope(a, cosines, sines, n, out);
+        for (int i = 0; i < n / 2; i++) {
+            ck_assert_float_eq_tol(out[i], a[i] * cosines[i] - a[i + n / 2] * sines[i], 1e-5f);
+            ck_assert_float_eq_tol(out[i + n / 2], a[i + n / 2] * cosines[i] + a[i] * sines[i], 1e-5f);
+        }
+        free(cosines);
+        free(sines);
+        free(a);
+        free(b);
+        free(out);
+    }
+}
+END_TEST
+
+/* The sum of a row depends on neither the number of rows nor the row's place. */
+START_TEST(dots)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
+        float *a = random_floats((size_t)d), *rows = random_floats((size_t)(37 * d)), out[37], one;
+        for (int n = 1; n <= 37; n++) {
+            ops->dot_rows(a, rows, n, d, out);
+            for (int i = 0; i < n; i++) {
+                double sum = 0;
+                for (int k = 0; k < d; k++) sum += (double)a[k] * (double)rows[i * d + k];
+                ck_assert_msg(fabs(sum - (double)out[i]) < 1e-4, "%s n %d d %d", ops->name, n, d);
+                ops->dot_rows(a, rows + i * d, 1, d, &one);
+                ck_assert_mem_eq(&one, &out[i], sizeof one);
+            }
+        }
+        free(a);
+        free(rows);
+    }
+}
+END_TEST
+
+START_TEST(sets_by_name)
+{
+    ck_assert_ptr_eq(cpu_ops_find("auto"), cpu_ops_at(0));
+    ck_assert_ptr_eq(cpu_ops_find("plain"), &cpu_ops_plain);
+    ck_assert_ptr_null(cpu_ops_find("avx1024"));
+    int count = 0;
+    while (cpu_ops_at(count) != NULL) count++;
+    ck_assert_int_ge(count, 1);
+    ck_assert_ptr_eq(cpu_ops_at(count - 1), &cpu_ops_plain);
+}
+END_TEST
+
+/* ---- compute threads ---- */
+
+struct tally {
+    atomic_int taken[1000];
+    int thread_limit;
+};
+
+static void tally_item(void *arg, int item, int thread)
+{
+    struct tally *tally = arg;
+    ck_assert(thread >= 0 && thread < tally->thread_limit);
+    atomic_fetch_add(&tally->taken[item], 1);
+}
+
+START_TEST(threads_take_each_item_once)
+{
+    static const int threads[] = {1, 2, 5};
+    struct pool *pool = NULL;
+    ck_assert_int_eq(pool_new(threads[_i], &pool, NULL), 0);
+    ck_assert_int_eq(pool_threads(pool), threads[_i]);
+    struct tally tally = {.thread_limit = threads[_i]};
+    for (int round = 1; round <= 300; round++) pool_run(pool, tally_item, &tally, round % 3 == 0 ? 1000 : round % 7);
+    for (int item = 0; item < 1000; item++) {
+        int expected = 0;
+        for (int round = 1; round <= 300; round++) expected += item < (round % 3 == 0 ? 1000 : round % 7);
+        ck_assert_int_eq(atomic_load(&tally.taken[item]), expected);
+    }
+    pool_destroy(&pool);
+    ck_assert_ptr_null(pool);
+    struct kvf_err err;
+    ck_assert_int_eq(pool_new(0, &pool, &err), KVF_EINVAL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine cpu");
+    TCase *tc = tcase_create("kernels");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, products, 0, SETS);
+    tcase_add_test(tc, stacked_weights);
+    tcase_add_loop_test(tc, attention, 0, SETS);
+    tcase_add_loop_test(tc, exponential, 0, SETS);
+    tcase_add_loop_test(tc, vectors, 0, SETS);
+    tcase_add_loop_test(tc, dots, 0, SETS);
+    tcase_add_test(tc, sets_by_name);
+    tcase_add_loop_test(tc, threads_take_each_item_once, 0, 3);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
