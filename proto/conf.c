@@ -41,8 +41,8 @@ static int item_find(const struct conf *conf, const char *name, size_t len)
 
 static int range_fail(const struct conf_item *item, const char *origin, const char *text, struct kvf_err *err)
 {
-    return kvf_fail(err, KVF_EINVAL, "%s (%s): expected %.15g to %.15g%s, got %s", item->name, origin, item->min, item->max,
-                    item->kind == CONF_MS ? " ms" : "", text);
+    return kvf_fail(err, KVF_EINVAL, "%s (%s): expected %.15g to %.15g%s, got %s", item->name, origin, item->min,
+                    item->max, item->kind == CONF_MS ? " ms" : "", text);
 }
 
 static int in_range(const struct conf_item *item, double value)
@@ -83,9 +83,8 @@ static int number_set(const struct conf_item *item, void *member, const char *te
                       struct kvf_err *err)
 {
     static const struct unit times[] = {{"", 1000}, {"ms", 1}, {"s", 1000}, {"m", 60e3}, {"h", 3600e3}, {NULL, 0}};
-    static const struct unit sizes[] = {{"", 1},          {"B", 1},           {"KiB", 0x1p10}, {"MiB", 0x1p20},
-                                        {"GiB", 0x1p30},  {"TiB", 0x1p40},    {"kB", 1e3},     {"MB", 1e6},
-                                        {"GB", 1e9},      {NULL, 0}};
+    static const struct unit sizes[] = {{"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+                                        {"TiB", 0x1p40}, {"kB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {NULL, 0}};
     char *end = NULL;
     errno = 0;
     if (item->kind == CONF_INT) {
@@ -107,7 +106,8 @@ static int number_set(const struct conf_item *item, void *member, const char *te
     double value = scaled_parse(text, item->kind == CONF_MS ? times : sizes);
     if (isnan(value) || value > 0x1p62)
         return kvf_fail(err, KVF_EINVAL, "%s (%s): expected %s, got \"%s\"", item->name, origin,
-                        item->kind == CONF_MS ? "a time such as 500ms, 60s, 5m" : "a size such as 64MiB or 1000000", text);
+                        item->kind == CONF_MS ? "a time such as 500ms, 60s, 5m" : "a size such as 64MiB or 1000000",
+                        text);
     if (!in_range(item, value)) return range_fail(item, origin, text, err);
     *(int64_t *)member = (int64_t)llround(value);
     return 0;
@@ -130,7 +130,8 @@ static int list_add(struct value *value, const char *name, const char *origin, c
         while (len > 0 && isspace((unsigned char)at[0])) at++, len--;
         while (len > 0 && isspace((unsigned char)at[len - 1])) len--;
         if (len == 0)
-            return kvf_fail(err, KVF_EINVAL, "%s (%s): expected items between the commas, got \"%s\"", name, origin, text);
+            return kvf_fail(err, KVF_EINVAL, "%s (%s): expected items between the commas, got \"%s\"", name, origin,
+                            text);
         char **longer = realloc(value->list, (n + 2) * sizeof *longer);
         if (longer == NULL) return conf_nomem(err);
         value->list = longer;
@@ -225,7 +226,8 @@ static char *trimmed(char *text)
     return text;
 }
 
-/* Cuts the comment off and takes the quotes away: "a # b" keeps its mark, and \" and \\ stand for themselves. In place. */
+/* Cuts the comment off and takes the quotes away: "a # b" keeps its mark, and \" and \\ stand for themselves. In place.
+ */
 static int file_value(char *text)
 {
     if (text[0] != '"') {
@@ -256,9 +258,11 @@ static int file_line(struct conf *conf, const char *path, int number, char *line
     *equals = 0;
     char *name = trimmed(text), *value = trimmed(equals + 1);
     int i = item_find(conf, name, strlen(name));
-    if (i < 0) return kvf_fail(err, KVF_EINVAL, "%s:%d: unknown setting \"%s\" (--help lists them)", path, number, name);
+    if (i < 0)
+        return kvf_fail(err, KVF_EINVAL, "%s:%d: unknown setting \"%s\" (--help lists them)", path, number, name);
     if (file_value(value) != 0)
-        return kvf_fail(err, KVF_EINVAL, "%s:%d: %s: expected a closing quote at the end, got %s", path, number, name, value);
+        return kvf_fail(err, KVF_EINVAL, "%s:%d: %s: expected a closing quote at the end, got %s", path, number, name,
+                        value);
     if (conf->values[i].rank == RANK_FILE && conf->items[i].kind != CONF_LIST)
         return kvf_fail(err, KVF_EINVAL, "%s:%d: %s is set twice, before in %s", path, number, name,
                         conf->values[i].origin);
@@ -273,8 +277,8 @@ static int file_read(struct conf *conf, const char *path, const char *named_by, 
 {
     FILE *in = fopen(path, "re");
     if (in == NULL)
-        return kvf_fail(err, errno == ENOENT ? KVF_ENOTFOUND : KVF_EIO, "configuration file %s (%s): %s", path, named_by,
-                        strerror(errno));
+        return kvf_fail(err, errno == ENOENT ? KVF_ENOTFOUND : KVF_EIO, "configuration file %s (%s): %s", path,
+                        named_by, strerror(errno));
     char *line = NULL;
     size_t cap = 0, total = 0;
     ssize_t len;
@@ -283,7 +287,8 @@ static int file_read(struct conf *conf, const char *path, const char *named_by, 
         number++;
         total += (size_t)len;
         if (total > CONF_FILE_MAX || memchr(line, 0, (size_t)len) != NULL)
-            code = kvf_fail(err, KVF_EINVAL, "%s:%d: expected a text file of at most %d bytes", path, number, CONF_FILE_MAX);
+            code = kvf_fail(err, KVF_EINVAL, "%s:%d: expected a text file of at most %d bytes", path, number,
+                            CONF_FILE_MAX);
         else
             code = file_line(conf, path, number, line, err);
     }
@@ -356,8 +361,8 @@ static int flag_long(struct flag_walk *walk, int *at, struct kvf_err *err)
     if (equals == NULL) {
         if (text == NULL) return flag_needs_value(flag, err);
         if (strncmp(text, "--", 2) == 0)
-            return kvf_fail(err, KVF_EINVAL, "flag %s: expected a value, got the flag %s (use %s=VALUE if it is one)", flag,
-                            text, flag);
+            return kvf_fail(err, KVF_EINVAL, "flag %s: expected a value, got the flag %s (use %s=VALUE if it is one)",
+                            flag, text, flag);
         ++*at;
     }
     return flag_use(walk, i, is_config ? "config" : conf->items[i].name, text, err);
@@ -392,10 +397,14 @@ static int flags_walk(struct flag_walk *walk, struct kvf_err *err)
     for (int at = 1; at < walk->argc; at++) {
         char *argument = walk->argv[at];
         int code = 0;
-        if (flags_end || argument[0] != '-' || argument[1] == 0) conf->rest[walk->n_rest++] = argument;
-        else if (strcmp(argument, "--") == 0) flags_end = true;
-        else if (argument[1] == '-') code = flag_long(walk, &at, err);
-        else code = flag_short(walk, &at, err);
+        if (flags_end || argument[0] != '-' || argument[1] == 0)
+            conf->rest[walk->n_rest++] = argument;
+        else if (strcmp(argument, "--") == 0)
+            flags_end = true;
+        else if (argument[1] == '-')
+            code = flag_long(walk, &at, err);
+        else
+            code = flag_short(walk, &at, err);
         if (code != 0) return code;
     }
     conf->rest[walk->n_rest] = NULL;

@@ -25,8 +25,8 @@ uint32_t crc32c(const void *data, size_t len)
     const unsigned char *byte = data;
     uint32_t crc = 0xffffffffu;
     for (; len >= 8; byte += 8, len -= 8) {
-        uint32_t low = crc ^ ((uint32_t)byte[0] | (uint32_t)byte[1] << 8 | (uint32_t)byte[2] << 16 |
-                              (uint32_t)byte[3] << 24);
+        uint32_t low =
+            crc ^ ((uint32_t)byte[0] | (uint32_t)byte[1] << 8 | (uint32_t)byte[2] << 16 | (uint32_t)byte[3] << 24);
         crc = table[7][low & 0xff] ^ table[6][low >> 8 & 0xff] ^ table[5][low >> 16 & 0xff] ^ table[4][low >> 24] ^
               table[3][byte[4]] ^ table[2][byte[5]] ^ table[1][byte[6]] ^ table[0][byte[7]];
     }

@@ -129,7 +129,8 @@ static struct conversion conversion_read(const char *format)
 #define CONVERT(type)                                                                                                  \
     do {                                                                                                               \
         type value = va_arg(*args, type);                                                                              \
-        n = c->stars ? snprintf(text, sizeof text, c->spec, star, value) : snprintf(text, sizeof text, c->spec, value);  \
+        n = c->stars ? snprintf(text, sizeof text, c->spec, star, value)                                               \
+                     : snprintf(text, sizeof text, c->spec, value);                                                    \
     } while (0)
 
 #pragma GCC diagnostic push
@@ -151,8 +152,10 @@ static void line_convert(struct line *line, const struct conversion *c, va_list 
         }
         n = c->stars ? snprintf(text, sizeof text, c->spec, star, value) : snprintf(text, sizeof text, c->spec, value);
     } else if (c->type == 'f') {
-        if (c->length == 'L') CONVERT(long double);
-        else CONVERT(double);
+        if (c->length == 'L')
+            CONVERT(long double);
+        else
+            CONVERT(double);
     } else if (c->type == 'p') {
         CONVERT(void *);
     } else if (c->type == 'c') {
@@ -199,14 +202,19 @@ void log_event(enum log_level level, const char *event, const char *format, ...)
             continue;
         }
         struct conversion c = conversion_read(at);
-        if (c.type == '%') line_put(&line, "%", 1);
-        else if (c.type != 0) line_convert(&line, &c, &args, inside_quotes);
-        else break; /* which argument comes next is not known any more */
+        if (c.type == '%')
+            line_put(&line, "%", 1);
+        else if (c.type != 0)
+            line_convert(&line, &c, &args, inside_quotes);
+        else
+            break; /* which argument comes next is not known any more */
         at += c.len;
     }
     va_end(args);
-    if (line.cut) memcpy(line.text + line.len, LINE_TAIL, sizeof LINE_TAIL - 1);
-    else line.text[line.len] = '\n';
+    if (line.cut)
+        memcpy(line.text + line.len, LINE_TAIL, sizeof LINE_TAIL - 1);
+    else
+        line.text[line.len] = '\n';
     line.len += line.cut ? sizeof LINE_TAIL - 1 : 1;
     /* A log that cannot be written is nothing a program could act on. */
     ssize_t written = write(STDERR_FILENO, line.text, line.len);

@@ -45,7 +45,8 @@ __attribute__((format(printf, 5, 6))) static int where_fail(struct kvf_err *err,
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (where->list == NULL) return kvf_fail(err, code, "message %s, field %s: %s", where->message, field, text);
-    return kvf_fail(err, code, "message %s, field %s[%u].%s: %s", where->message, where->list, where->index, field, text);
+    return kvf_fail(err, code, "message %s, field %s[%u].%s: %s", where->message, where->list, where->index, field,
+                    text);
 }
 
 static uint32_t place_count(const struct place *place, const void *record)
@@ -71,8 +72,8 @@ static int check_signed(const struct msg_field *field, int64_t value, int code, 
                       (int64_t)field->max, value);
 }
 
-static int check_text(const struct msg_field *field, const char *text, uint32_t len, int code, const struct where *where,
-                      struct kvf_err *err)
+static int check_text(const struct msg_field *field, const char *text, uint32_t len, int code,
+                      const struct where *where, struct kvf_err *err)
 {
     if (len > field->max)
         return where_fail(err, code, where, field->name, "expected at most %" PRIu64 " bytes, got %" PRIu32, field->max,
@@ -87,7 +88,8 @@ static int check_count(const struct msg_field *field, uint32_t count, int code, 
                        struct kvf_err *err)
 {
     if (count <= field->max) return 0;
-    return where_fail(err, code, where, field->name, "expected at most %" PRIu64 " items, got %" PRIu32, field->max, count);
+    return where_fail(err, code, where, field->name, "expected at most %" PRIu64 " items, got %" PRIu32, field->max,
+                      count);
 }
 
 static int check_finite(const struct msg_field *field, double value, int code, const struct where *where,
@@ -353,8 +355,9 @@ static int list_unpack(struct msg_in *in, const struct msg_field *field, const s
         } else if (items[k].type != MSGPACK_OBJECT_MAP) {
             return wrong_kind(err, &inside, item_layout->name, "a map", &items[k]);
         } else if (items[k].via.map.size < (uint32_t)item_layout->n_required) {
-            return where_fail(err, KVF_ECORRUPT, &inside, item_layout->name, "expected at least %d fields, got %" PRIu32,
-                              item_layout->n_required, items[k].via.map.size);
+            return where_fail(err, KVF_ECORRUPT, &inside, item_layout->name,
+                              "expected at least %d fields, got %" PRIu32, item_layout->n_required,
+                              items[k].via.map.size);
         }
     }
     size_t size = item_layout == NULL ? sizeof(double) : item_layout->size;
@@ -381,8 +384,7 @@ static int field_unpack(struct msg_in *in, const struct msg_field *field, const 
     switch (field->kind) {
     case 'U':
         if (object->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
-            return wrong_kind(err, where, field->name, "an integer that is not negative",
-                              object);
+            return wrong_kind(err, where, field->name, "an integer that is not negative", object);
         code = check_unsigned(field, object->via.u64, KVF_ECORRUPT, where, err);
         if (code == 0) *(uint64_t *)member = object->via.u64;
         return code;
@@ -433,8 +435,8 @@ static int record_unpack(struct msg_in *in, const struct layout *layout, const m
                               "expected it once, got key %" PRIu64 " twice", key->via.u64);
         seen[key->via.u64 >> 6] |= bit;
         if (i < 0) continue; /* of a newer version */
-        int code = field_unpack(in, &layout->fields[i], &layout->places[i], &object->via.map.ptr[k].val, record, where,
-                                err);
+        int code =
+            field_unpack(in, &layout->fields[i], &layout->places[i], &object->via.map.ptr[k].val, record, where, err);
         if (code != 0) return code;
     }
     for (int i = 0; i < layout->n_fields; i++) {

@@ -46,7 +46,7 @@
                                              .places = places};                                                        \
         return &layout;                                                                                                \
     }
-#define RECORD_LAYOUT(name, FIELDS)                                LAYOUT(layout_rec_##name, rec_##name, #name, FIELDS)
+#define RECORD_LAYOUT(name, FIELDS)                            LAYOUT(layout_rec_##name, rec_##name, #name, FIELDS)
 #define MESSAGE_LAYOUT(number, upper, name, direction, FIELDS) LAYOUT(layout_msg_##name, msg_##name, #upper, FIELDS)
 RECORDS(RECORD_LAYOUT)
 MESSAGES(MESSAGE_LAYOUT)

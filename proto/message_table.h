@@ -1,5 +1,5 @@
-/* message_table.h: where the fields of messages.def lie in the C structs. Internal to proto/: the codec walks these tables,
- * it has no code of its own for any message. */
+/* message_table.h: where the fields of messages.def lie in the C structs. Internal to proto/: the codec walks these
+ * tables, it has no code of its own for any message. */
 #ifndef KVF_PROTO_MESSAGE_TABLE_H
 #define KVF_PROTO_MESSAGE_TABLE_H
 
@@ -9,8 +9,8 @@
 
 struct layout;
 struct place {
-    size_t offset;       /* of the member */
-    size_t count_offset; /* of n_<field> (L, D) */
+    size_t offset;                        /* of the member */
+    size_t count_offset;                  /* of n_<field> (L, D) */
     const struct layout *(*record)(void); /* L */
 };
 struct layout {

@@ -1,5 +1,6 @@
-/* wire.h: sockets: the coordinator's ROUTER, the DEALER of workers and clients, CURVE keys, ZAP. The only place that
- * includes zmq.h. One ZeroMQ context a process, made on first use; a socket belongs to the thread that made it.
+/* wire.h: sockets: the coordinator's ROUTER, the DEALER of workers and clients, CURVE keys, ZAP. The only folder that
+ * includes zmq.h. One ZeroMQ context at a time in a process, made by the first socket and ended by the last one closed; a
+ * socket belongs to the thread that made it.
  */
 #ifndef KVF_WIRE_H
 #define KVF_WIRE_H
@@ -68,7 +69,9 @@ KVF_MUSTCHECK int wire_dealer_open(const char *endpoint, const char *key_folder,
                                    struct kvf_err *err);
 /* linger_ms: how long unsent messages may still go out. */
 void wire_dealer_close(struct wire_dealer **dealer, int linger_ms);
+/* Never blocks. KVF_EAGAIN: not connected (yet), or the queue is full: wait, then send again. */
 KVF_MUSTCHECK int wire_dealer_send(struct wire_dealer *dealer, int type, const void *msg, struct kvf_err *err);
+/* As wire_router_recv; the peer stays empty. */
 KVF_MUSTCHECK int wire_dealer_recv(struct wire_dealer *dealer, struct wire_message *out, struct kvf_err *err);
 /* Why the connection is down, from the socket monitor: "wrong key" (handshake refused), "not reachable", or "". */
 const char *wire_dealer_trouble(struct wire_dealer *dealer);
@@ -76,7 +79,8 @@ const char *wire_dealer_trouble(struct wire_dealer *dealer);
 /* ---- waiting ---- */
 
 /* Waits until the socket is readable, `extra_fd` (or -1) is readable, or timeout_ms passed; a signal ends the wait too.
- * Returns bit 1 for the socket, bit 2 for the fd. */
+ * Returns 1 for the socket, 2 for the fd, 3 for both. The wait of a dealer also ends (with 0) when its connection comes up
+ * or goes down. */
 int wire_router_wait(struct wire_router *router, int extra_fd, int timeout_ms);
 int wire_dealer_wait(struct wire_dealer *dealer, int extra_fd, int timeout_ms);
 
