@@ -11,10 +11,12 @@
 #include "alloc/err.h"
 #include "alloc/policy.h"
 
-/* The two inner products that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
+/* The two loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
 struct compact_kernels {
     /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
+    /* out[i] = exp(in[i]), in <= 0; in == out is allowed. */
+    void (*exp_rows)(const float *in, int n, float *out);
 };
 
 struct compact_input {

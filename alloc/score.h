@@ -1,0 +1,30 @@
+/* score.h: how much an entry is worth: importance, redundancy and their mixture (R-KV, arXiv 2505.24133; alloc.md 2.1).
+ * Internal to alloc/. float32 throughout; sums run in one fixed order. No allocation. */
+#ifndef KVF_SCORE_H
+#define KVF_SCORE_H
+
+#include <stdint.h>
+#include "alloc/compact.h"
+
+/* The plain C members for what the engine did not lend. */
+struct compact_kernels compact_kernels_plain(void);
+
+/* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
+ * keys [n][d]; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch [2 * past]. */
+void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
+                      int rows, int64_t row_stride, int group, float *logit, float *importance);
+
+/* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
+void score_max_pool(const float *in, int n, int kernel, float *out);
+
+/* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row, the
+ * most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never exists:
+ * column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit.
+ * unit: scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
+void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
+                      float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);
+
+/* A number in [0, 1) for entry `position` of `head`, by a counter-based hash of `key`. */
+float score_random(uint64_t key, int head, int32_t position);
+
+#endif
