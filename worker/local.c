@@ -345,8 +345,7 @@ int local_calibrate(const struct local_calibration *how, struct wave_profile *ou
     char *path = how->out_path == NULL ? local_profile_path(how->model_folder) : strdup(how->out_path);
     if (prompts == NULL || prompt_tokens == NULL || path == NULL)
         rc = kvf_fail(err, KVF_ENOMEM, "calibration: out of memory");
-    if (rc == 0)
-        rc = engine_open_local(how->model_folder, how->kernels, how->threads, (int)dataset.count, 0, &engine, err);
+    if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, how->threads, 1, 0, &engine, err);
     if (rc == 0) rc = probes_prompt(engine, how, &dataset, prompts, prompt_tokens, err);
     if (rc == 0)
         rc = engine_calibrate(engine, (const int32_t *const *)prompts, prompt_tokens, (int)dataset.count, &how->how,

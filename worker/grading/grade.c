@@ -18,11 +18,16 @@ const char *verdict_name(enum verdict verdict)
 
 /* ---- extraction ---- */
 
-static const char *last_of(const char *text, const char *word)
+/* The last place before `end` where `word` begins in text; NULL when there is none. Backwards: a looping model writes
+ * a word a hundred thousand times. */
+static const char *last_of(const char *text, const char *end, const char *word)
 {
-    const char *found = NULL;
-    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word)) found = at;
-    return found;
+    size_t len = strlen(word);
+    if ((size_t)(end - text) < len) return NULL;
+    for (const char *at = end - len;; at--) {
+        if (*at == word[0] && memcmp(at, word, len) == 0) return at;
+        if (at == text) return NULL;
+    }
 }
 
 /* What the braces at `open` enclose; false when they never close. A backslash takes the next byte with it: \{ and \}
@@ -49,17 +54,17 @@ enum box { BOX_NONE, BOX_OPEN, BOX_FOUND };
  * prose, without a brace, is no box. */
 static enum box box_last(const char *text, struct span *out)
 {
-    enum box result = BOX_NONE;
     static const char word[] = "boxed";
-    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word)) {
+    const char *end = text + strlen(text), *at;
+    while ((at = last_of(text, end, word)) != NULL) {
         const char *open = at + sizeof word - 1;
-        if (at == text || (at[-1] != '\\' && at[-1] != 'f')) continue;
-        if (at[-1] == 'f' && (at - text < 2 || at[-2] != '\\')) continue; /* \fboxed */
+        end = at;
+        const char *slash = at > text && at[-1] == 'f' ? at - 1 : at; /* \fboxed */
+        if (slash == text || slash[-1] != '\\') continue;
         open += strspn(open, " ");
-        if (*open != '{') continue;
-        result = braces_read(open, out) ? BOX_FOUND : BOX_OPEN;
+        if (*open == '{') return braces_read(open, out) ? BOX_FOUND : BOX_OPEN;
     }
-    return result;
+    return BOX_NONE;
 }
 
 /* ---- comparison ---- */
@@ -118,7 +123,7 @@ static bool number_read(struct span s, struct number *out)
 
 static bool span_equal(struct span a, struct span b)
 {
-    return a.len == b.len && memcmp(a.at, b.at, a.len) == 0;
+    return a.len == b.len && (a.len == 0 || memcmp(a.at, b.at, a.len) == 0);
 }
 
 static bool number_equal(const struct number *a, const struct number *b)
@@ -138,7 +143,7 @@ struct grade grade_text(const char *text, enum finish_reason finish, const char 
     static const char tag[] = "</think>";
     if (finish == FINISH_ERROR) return grade_of(VERDICT_ERROR, "error");
     if (finish == FINISH_CANCELLED) return grade_of(VERDICT_ERROR, "cancelled");
-    const char *end = text == NULL ? NULL : last_of(text, tag);
+    const char *end = text == NULL ? NULL : last_of(text, text + strlen(text), tag);
     if (end == NULL)
         return finish == FINISH_LENGTH ? grade_of(VERDICT_TRUNCATED, "length")
                                        : grade_of(VERDICT_UNANSWERED, "no_think_end");
