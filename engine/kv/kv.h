@@ -35,10 +35,13 @@ KVF_MUSTCHECK int kv_seq_open(struct kv_pool *pool, struct kv_seq **out, struct 
 /* Returns all its pages. */
 void kv_seq_close(struct kv_pool *pool, struct kv_seq **seq);
 
-/* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. */
+/* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. Room is counted
+ * from the present length: asking twice before kv_put sets aside no more. */
 KVF_MUSTCHECK int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens);
 /* Entries that can still be appended without kv_reserve failing, over all sequences: free pages of the pool. */
 int64_t kv_pool_free_pages(const struct kv_pool *pool);
+/* Most pages that were in use at once since kv_pool_new. */
+int64_t kv_pool_peak_pages(const struct kv_pool *pool);
 /* Most pages that one sequence of `entries` mean entries a (layer, head) can need: admission by budget. */
 int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries);
 

@@ -1,0 +1,88 @@
+/* kv_internal.h: what the files of engine/kv share, and what tests need to break a pool on purpose. */
+#ifndef KVF_KV_INTERNAL_H
+#define KVF_KV_INTERNAL_H
+
+#include <stddef.h>
+#include "engine/kv/kv.h"
+
+/* One (sequence, layer, kv head). `held` pages are in the list: those that `entries` need, and those set aside by
+ * kv_reserve for the next `room` entries of the layer. */
+struct kv_list {
+    float **pages; /* [pool->list_pages] */
+    int entries;
+    int held;
+};
+
+struct kv_seq {
+    int open;
+    int tokens_seen;
+    int compacted_at;      /* tokens_seen at the last compaction; 0: never */
+    int64_t held;          /* pages over all lists */
+    int list_count;        /* layers * kv_heads */
+    struct kv_list *lists; /* [layers][kv_heads] */
+    int *room;             /* [layers] entries that kv_put may still append without kv_reserve */
+    int *queries_put;      /* [layers] rows that went through the ring since kv_seq_open */
+    float *ring;           /* [layers][window][kv_heads * group][head_dim]; row r is at r % window */
+};
+
+struct kv_pool {
+    struct kv_shape shape;
+    int64_t page_floats;
+    int64_t pages, free_count, peak_in_use;
+    int list_pages;     /* most pages of one list */
+    int gather_entries; /* most entries of one list */
+    int64_t workspace_bytes;
+
+    float *slab;         /* [pages][page_floats] */
+    int32_t *free;       /* stack of page numbers, [pages], the first free_count are free */
+    struct kv_seq *seqs; /* [max_sequences] */
+
+    /* backing of the sequences */
+    struct kv_list *lists;
+    float **tables;
+    int *room, *queries_put;
+    float *rings;
+
+    /* compaction of one layer */
+    struct compact_work *work;
+    float *gathered;             /* [kv_heads][gather_entries][head_dim] */
+    int32_t *gathered_positions; /* [kv_heads][gather_entries] */
+    float *queries;              /* [window][kv_heads * group][head_dim] */
+    const float **head_keys;     /* [kv_heads] into gathered */
+    const int32_t **head_positions;
+    int *head_entries;
+    const int32_t **kept; /* [kv_heads] */
+    int *keep_count;
+};
+
+static inline int kv_pages_of(int64_t entries)
+{
+    return (int)((entries + KV_PAGE_ENTRIES - 1) / KV_PAGE_ENTRIES);
+}
+
+static inline struct kv_list *kv_list_of(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head)
+{
+    return &seq->lists[layer * pool->shape.kv_heads + head];
+}
+
+/* [head_dim] keys of one entry are KV_PAGE_ENTRIES apart. */
+static inline float *kv_entry_key(const struct kv_list *list, int entry)
+{
+    return list->pages[entry / KV_PAGE_ENTRIES] + entry % KV_PAGE_ENTRIES;
+}
+
+static inline float *kv_entry_value(const struct kv_list *list, int entry, int head_dim)
+{
+    return list->pages[entry / KV_PAGE_ENTRIES] + (ptrdiff_t)(KV_PAGE_ENTRIES + entry % KV_PAGE_ENTRIES) * head_dim;
+}
+
+static inline int32_t *kv_entry_position(const struct kv_list *list, int entry, int head_dim)
+{
+    int32_t *positions = (int32_t *)(list->pages[entry / KV_PAGE_ENTRIES] + (ptrdiff_t)2 * KV_PAGE_ENTRIES * head_dim);
+    return positions + entry % KV_PAGE_ENTRIES;
+}
+
+/* Shortens one list to the pages that its entries need; the rest goes back to the pool, last page first. */
+void kv_list_trim(struct kv_pool *pool, struct kv_seq *seq, struct kv_list *list);
+
+#endif
