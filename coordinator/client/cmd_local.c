@@ -1,0 +1,239 @@
+/* kvfleet generate, kvfleet calibrate: on this machine, without a fleet */
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "coordinator/client/commands.h"
+#include "coordinator/client/exit_code.h"
+#include "coordinator/client/interrupt.h"
+#include "coordinator/client/table.h"
+#include "coordinator/client/view.h"
+#include "worker/local.h"
+
+#define AT(field)  offsetof(struct settings, field)
+#define PROMPT_MAX (4u << 20)
+
+#define MACHINE_ITEMS                                                                                                  \
+    {"threads", 't', CONF_INT, AT(threads), "0", 0, 1024, "N", "compute threads; 0: one a core"},                      \
+        {"kernels", 0, CONF_TEXT, AT(kernels), "auto", 0, 0, "SET", "auto, avx512bf16, avx2 or plain"},                \
+    {                                                                                                                  \
+        "template", 0, CONF_TEXT, AT(template_name), "auto", 0, 0, "NAME", "chat template: auto, raw or a family"      \
+    }
+
+static const struct conf_item generate_items[] = {
+    {"model", 'm', CONF_TEXT, AT(model), NULL, 0, 0, "DIR", "model folder"},
+    {"policy", 'p', CONF_TEXT, AT(policy), "full", 0, 0, "NAME", "NAME or NAME:key=value,key=value"},
+    {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N",
+     "KV entries kept per layer and head, window and sinks included"},
+    {"interval", 'i', CONF_INT, AT(interval), "128", 1, 1048576, "N", "new entries between two compactions"},
+    {"profile", 0, CONF_TEXT, AT(profile), NULL, 0, 0, "FILE",
+     "wave profile of the model (default: MODEL/wave-profile.json)"},
+    {"temperature", 0, CONF_REAL, AT(temperature), "0", 0, 100, "T", "0: greedy"},
+    {"top-p", 0, CONF_REAL, AT(top_p), "1", 0, 1, "P", "1: off"},
+    {"top-k", 0, CONF_INT, AT(top_k), "0", 0, 1048576, "K", "0: off"},
+    {"max-new-tokens", 0, CONF_INT, AT(max_new_tokens), "1024", 1, 1048576, "N",
+     "cut to what the model's context leaves"},
+    {"seed", 0, CONF_INT, AT(seed), "0", 0, 9007199254740992.0, "N", "of sampling and of the random policy"},
+    {"raw", 0, CONF_BOOL, AT(raw), "false", 0, 0, NULL, "the prompt as it is, like --template raw"},
+    {"json", 0, CONF_BOOL, AT(json), "false", 0, 0, NULL, "print text and figures as JSON at the end"},
+    MACHINE_ITEMS,
+    {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
+};
+static const struct conf_item calibrate_items[] = {
+    {"model", 'm', CONF_TEXT, AT(model), NULL, 0, 0, "DIR", "model folder"},
+    {"dataset", 'd', CONF_TEXT, AT(dataset), NULL, 0, 0, "FILE",
+     "probe problems, JSON Lines; not the ones to be measured later"},
+    {"probes", 'n', CONF_INT, AT(probes), "8", 1, 100000, "N", "the first N problems"},
+    {"out", 'o', CONF_TEXT, AT(out), NULL, 0, 0, "FILE", "where the profile goes (default: MODEL/wave-profile.json)"},
+    {"max-new-tokens", 0, CONF_INT, AT(max_new_tokens), "1024", 1, 1048576, "N", "of each probe"},
+    {"from-tokens", 0, CONF_INT, AT(from_tokens), "64", 1, 1048576, "N", "first output token that is measured"},
+    {"every-tokens", 0, CONF_INT, AT(every_tokens), "32", 1, 1048576, "N", "and then every so many"},
+    {"window", 0, CONF_INT, AT(window), "8", 1, 64, "N", "queries of one measurement"},
+    {"rho", 0, CONF_REAL, AT(rho), "0.93", 0.01, 1, "SHARE", "share of the attention that the counted entries hold"},
+    {"json", 0, CONF_BOOL, AT(json), "false", 0, 0, NULL, "print the demand as JSON"},
+    MACHINE_ITEMS,
+    {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
+};
+
+/* All of stdin as text, malloc'd. */
+static int prompt_read(char **out, struct kvf_err *err)
+{
+    char *text = malloc(PROMPT_MAX + 1);
+    size_t length;
+
+    *out = NULL;
+    if (text == NULL) return kvf_fail(err, KVF_ENOMEM, "prompt: out of memory");
+    length = fread(text, 1, PROMPT_MAX, stdin);
+    text[length] = '\0';
+    if (ferror(stdin) || length == PROMPT_MAX || memchr(text, '\0', length) != NULL) {
+        bool failed = ferror(stdin) != 0;
+        int reason = errno;
+        free(text);
+        if (failed) return kvf_fail(err, KVF_EIO, "prompt: cannot read stdin: %s", strerror(reason));
+        return kvf_fail(err, KVF_EINVAL, "prompt: stdin: expected text below %u bytes without NUL", PROMPT_MAX);
+    }
+    *out = text;
+    return KVF_OK;
+}
+
+static int generate(const struct settings *settings, const char *prompt, struct local_answer *answer,
+                    struct kvf_err *err)
+{
+    struct local_prompt how = {
+        .model_folder = settings->model,
+        .kernels = settings->kernels,
+        .threads = (int)settings->threads,
+        .template_name = settings->raw ? "raw" : settings->template_name,
+        .prompt = prompt,
+        .budget_tokens = (int)settings->budget,
+        .interval_tokens = (int)settings->interval,
+        .profile_path = settings->profile,
+        .sampling = {settings->temperature, settings->top_p, (int)settings->top_k},
+        .seed = (uint64_t)settings->seed,
+        .max_new_tokens = (int)settings->max_new_tokens,
+        .stream = settings->json ? NULL : stdout,
+        .stop = &interrupt_seen,
+    };
+    int code = policy_parse(settings->policy, &how.policy, err);
+
+    if (code != KVF_OK) return code;
+    if (how.policy.scorer != SCORER_NONE && settings->budget == 0)
+        return kvf_fail(err, KVF_EINVAL, "--budget is required for policy '%s'", how.policy.name);
+    code = policy_check_budget(&how.policy, how.budget_tokens, how.interval_tokens, err);
+    if (code != KVF_OK) return code;
+    if (!(settings->top_p > 0))
+        return kvf_fail(err, KVF_EINVAL, "--top-p: expected more than 0 and at most 1, got %g", settings->top_p);
+    return local_generate(&how, answer, err);
+}
+
+static int run_generate(const struct command *command, const struct settings *settings, char **rest)
+{
+    struct local_answer answer;
+    struct kvf_err err;
+    char *prompt = NULL;
+    int code = KVF_OK, exit_code;
+
+    if (settings->model == NULL) return command_misuse(command, "--model is required: the folder of a model");
+    if (rest[0] != NULL && rest[1] != NULL)
+        return command_misuse(command, "expected one prompt, got '%s' too; put it in quotes", rest[1]);
+    if (rest[0] == NULL) {
+        if (isatty(STDIN_FILENO)) fputs("the prompt, then Ctrl-D:\n", stderr);
+        code = prompt_read(&prompt, &err);
+        if (code != KVF_OK) return command_fail(command, code, &err);
+    }
+    interrupt_catch();
+    code = generate(settings, rest[0] == NULL ? prompt : rest[0], &answer, &err);
+    free(prompt);
+    if (code != KVF_OK) return command_fail(command, code, &err);
+
+    if (settings->json) {
+        code = local_print_json(&answer, stdout, &err);
+    } else {
+        const char *text = answer.completion.text;
+        if (text != NULL && text[0] != '\0' && text[strlen(text) - 1] != '\n') putchar('\n');
+        fflush(stdout);
+        local_print_figures(&answer, stderr);
+    }
+    exit_code = code == KVF_OK ? EXIT_DONE : command_fail(command, code, &err);
+    if (answer.completion.finish == FINISH_ERROR) {
+        snprintf(err.text, sizeof err.text, "%s", answer.completion.error);
+        command_fail(command, KVF_EINVAL, &err);
+        exit_code = EXIT_INTERNAL;
+    }
+    if (answer.completion.finish == FINISH_CANCELLED) exit_code = EXIT_CANCELLED;
+    local_answer_free(&answer);
+    return exit_code;
+}
+
+static void profile_print(const struct wave_profile *profile, const char *path)
+{
+    struct table *table = table_new();
+    char text[32];
+
+    table_column(table, "layer", TABLE_RIGHT);
+    table_column(table, "demand", TABLE_RIGHT);
+    table_column(table, "", TABLE_LEFT);
+    for (int i = 0; i < profile->layers; i++) {
+        char bar[41];
+        int length = (int)(profile->demand[i] * 10 + 0.5); /* the mean, 1, has ten */
+        if (length < 0) length = 0;
+        if (length > 40) length = 40;
+        memset(bar, '#', (size_t)length);
+        bar[length] = '\0';
+        snprintf(text, sizeof text, "%d", i);
+        table_cell(table, text);
+        snprintf(text, sizeof text, "%.3f", profile->demand[i]);
+        table_cell(table, text);
+        table_cell(table, bar);
+    }
+    table_print(table, 0, 0, stdout);
+    table_free(&table);
+    fprintf(stderr, "%s: %d probes, %d sampled steps; demand of a layer, mean 1\n", path, profile->probes,
+            profile->samples);
+}
+
+static int run_calibrate(const struct command *command, const struct settings *settings, char **rest)
+{
+    struct local_calibration how;
+    struct wave_profile profile;
+    struct kvf_err err;
+    char *written = NULL;
+    int code;
+
+    if (rest[0] != NULL) return command_misuse(command, "'%s' is not a flag", rest[0]);
+    if (settings->model == NULL) return command_misuse(command, "--model is required: the folder of a model");
+    if (settings->dataset == NULL)
+        return command_misuse(command, "--dataset is required: a JSON Lines file of probe problems");
+    memset(&how, 0, sizeof how);
+    how.model_folder = settings->model;
+    how.kernels = settings->kernels;
+    how.threads = (int)settings->threads;
+    how.dataset_path = settings->dataset;
+    how.probes = (int)settings->probes;
+    how.template_name = settings->template_name;
+    how.how = (struct calibration){.max_new_tokens = (int)settings->max_new_tokens,
+                                   .from_tokens = (int)settings->from_tokens,
+                                   .every_tokens = (int)settings->every_tokens,
+                                   .window_tokens = (int)settings->window,
+                                   .rho = settings->rho};
+    how.out_path = settings->out;
+    code = local_calibrate(&how, &profile, &written, &err);
+    if (code == KVF_OK && settings->json) {
+        json_t *demand = json_array();
+        for (int i = 0; i < profile.layers; i++) json_array_append_new(demand, json_real(profile.demand[i]));
+        code = view_json(json_pack("{s:s, s:s, s:i, s:i, s:o}", "path", written, "model_hash", profile.model_hash,
+                                   "probes", profile.probes, "samples", profile.samples, "demand", demand),
+                         stdout, &err);
+    } else if (code == KVF_OK) {
+        profile_print(&profile, written);
+    }
+    free(written);
+    return code == KVF_OK ? EXIT_DONE : command_fail(command, code, &err);
+}
+
+const struct command command_generate = {
+    .name = "generate",
+    .arguments = "--model DIR [PROMPT]",
+    .summary = "answer one prompt on this machine, with any policy and budget",
+    .text =
+        "The prompt is the argument, or else stdin. The text goes to stdout as it is decoded, the figures to stderr.",
+    .example = "kvfleet generate --model models/tiny-reasoner --policy rkv --budget 128 --interval 32 \\\n"
+               "      \"mod 10: a=3; b=a+4; c=b*2. Find c.\"",
+    .items = generate_items,
+    .fleet = false,
+    .run = run_generate,
+};
+
+const struct command command_calibrate = {
+    .name = "calibrate",
+    .arguments = "--model DIR --dataset FILE",
+    .summary = "measure a model's wave profile, which reasonalloc needs",
+    .text = "Decodes the probes with full cache and measures how many entries each layer needs for most of its "
+            "attention. The\n"
+            "profile names the model's hash; another model refuses it.",
+    .example = "kvfleet calibrate --model models/tiny-reasoner --dataset data/probes.jsonl --probes 8",
+    .items = calibrate_items,
+    .fleet = false,
+    .run = run_calibrate,
+};

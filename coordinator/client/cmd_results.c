@@ -1,0 +1,178 @@
+/* kvfleet results */
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#include "coordinator/client/commands.h"
+#include "coordinator/client/exit_code.h"
+#include "coordinator/client/report.h"
+#include "coordinator/client/table.h"
+
+#define AT(field) offsetof(struct settings, field)
+
+static const struct conf_item results_items[] = {
+    {"job", 'j', CONF_INT, AT(job), NULL, 1, 9007199254740992.0, "N", "the job"},
+    {"failures", 'f', CONF_BOOL, AT(failures), "false", 0, 0, NULL, "list the samples that are not correct"},
+    {"samples", 0, CONF_BOOL, AT(samples), "false", 0, 0, NULL, "list all samples"},
+    {"sample", 's', CONF_INT, AT(sample), NULL, 1, 9007199254740992.0, "ID",
+     "show one sample: prompt, thinking, answer, grade"},
+    {"policy", 'p', CONF_TEXT, AT(policy), NULL, 0, 0, "NAME", "of a list: only this policy"},
+    {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N", "of a list: only this budget"},
+    {"limit", 'n', CONF_INT, AT(rows), "50", 0, 100000000, "N", "of a list: at most N rows; 0: all"},
+    {"after", 0, CONF_INT, AT(after), NULL, 1, 9007199254740992.0, "ID", "of a list: go on after this sample"},
+    {"csv", 0, CONF_BOOL, AT(csv), "false", 0, 0, NULL, "print CSV"},
+    {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
+};
+
+static int cells_fetch(struct session *session, int64_t job_id, json_t **cells, struct kvf_err *err)
+{
+    struct session_query query = SESSION_QUERY("cells");
+
+    query.job_id = job_id;
+    return session_rows(session, &query, cells, NULL, err);
+}
+
+int print_results(const struct command *command, const struct settings *settings, struct session *session,
+                  int64_t job_id)
+{
+    struct kvf_err err;
+    json_t *job = NULL, *cells = NULL;
+    int exit_code, code = job_fetch(session, job_id, &job, &err);
+
+    if (code == KVF_OK) code = cells_fetch(session, job_id, &cells, &err);
+    if (code == KVF_OK && settings->json)
+        code = view_json(json_pack("{s:O, s:o}", "job", job, "cells", view_ordered(report_cell_columns, cells)), stdout,
+                         &err);
+    else if (code == KVF_OK && settings->csv)
+        view_csv(report_cell_columns, cells, stdout);
+    else if (code == KVF_OK)
+        report_table(job, cells, terminal_width(stdout), stdout);
+    exit_code = code == KVF_OK ? report_exit_code(job) : command_fail(command, code, &err);
+    json_decref(cells);
+    json_decref(job);
+    return exit_code;
+}
+
+/* The cell that --policy and --budget name; -1 without them. */
+static int cell_pick(struct session *session, const struct settings *settings, int64_t job_id, int64_t *cell_id,
+                     struct kvf_err *err)
+{
+    json_t *cells, *cell;
+    size_t i;
+    int matches = 0, code;
+
+    *cell_id = -1;
+    if (settings->policy == NULL && settings->budget == 0) return KVF_OK;
+    code = cells_fetch(session, job_id, &cells, err);
+    if (code != KVF_OK) return code;
+    json_array_foreach(cells, i, cell)
+    {
+        const char *policy = view_string(cell, "policy");
+        if (settings->policy != NULL && (policy == NULL || strcmp(policy, settings->policy) != 0)) continue;
+        if (settings->budget != 0 && view_number(cell, "budget_tokens") != (double)settings->budget) continue;
+        *cell_id = json_integer_value(json_object_get(cell, "cell_id"));
+        matches++;
+    }
+    json_decref(cells);
+    if (matches == 1) return KVF_OK;
+    return kvf_fail(err, KVF_EINVAL, "job %lld: policy %s, budget %lld: expected to name one cell, %d fit",
+                    (long long)job_id, settings->policy == NULL ? "(any)" : settings->policy,
+                    (long long)settings->budget, matches);
+}
+
+static int print_samples(const struct settings *settings, struct session *session, int64_t job_id, struct kvf_err *err)
+{
+    struct session_query query = SESSION_QUERY("samples");
+    json_t *rows = NULL, *job = NULL;
+    int64_t next = -1;
+    /* the job first: an empty list of a job that does not exist would look like a job without failures */
+    int code = job_fetch(session, job_id, &job, err);
+
+    json_decref(job);
+    if (code == KVF_OK) code = cell_pick(session, settings, job_id, &query.cell_id, err);
+    if (code != KVF_OK) return code;
+    query.job_id = job_id;
+    query.failures = settings->failures;
+    query.after = settings->after > 0 ? settings->after : -1;
+    query.limit = settings->rows;
+    code = session_rows(session, &query, &rows, &next, err);
+    if (code != KVF_OK) return code;
+    if (settings->json) {
+        code = view_json(json_pack("{s:I, s:o, s:o}", "job_id", (json_int_t)job_id, "samples",
+                                   view_ordered(report_sample_columns, rows), "next",
+                                   next < 0 ? json_null() : json_integer(next)),
+                         stdout, err);
+    } else if (settings->csv) {
+        view_csv(report_sample_columns, rows, stdout);
+    } else if (json_array_size(rows) == 0) {
+        fprintf(stderr, settings->failures ? "no failures\n" : "no samples\n");
+    } else {
+        view_table(report_sample_columns, rows, terminal_width(stdout), 3, stdout);
+        fprintf(stderr, "\nkvfleet results --job %lld --sample ID shows one of them\n", (long long)job_id);
+    }
+    if (next >= 0 && !settings->json) fprintf(stderr, "there are more: --after %lld\n", (long long)next);
+    json_decref(rows);
+    return code;
+}
+
+static int print_sample(const struct settings *settings, struct session *session, int64_t job_id, struct kvf_err *err)
+{
+    struct session_query query = SESSION_QUERY("sample");
+    json_t *rows = NULL;
+    int code;
+
+    query.job_id = job_id;
+    query.sample_id = settings->sample;
+    query.limit = 1;
+    code = session_rows(session, &query, &rows, NULL, err);
+    if (code == KVF_ENOTFOUND || (code == KVF_OK && json_array_size(rows) == 0))
+        code = kvf_fail(err, KVF_ENOTFOUND, "job %lld: it has no sample %lld with a result", (long long)job_id,
+                        (long long)settings->sample);
+    else if (code == KVF_OK && settings->json)
+        code = view_json(json_pack("{s:O}", "sample", json_array_get(rows, 0)), stdout, err);
+    else if (code == KVF_OK)
+        report_sample(json_array_get(rows, 0), stdout);
+    json_decref(rows);
+    return code;
+}
+
+static int run_results(const struct command *command, const struct settings *settings, char **rest)
+{
+    struct session *session = NULL;
+    struct kvf_err err;
+    int64_t job_id = settings->job;
+    int code = KVF_OK, exit_code;
+
+    if (job_id == 0 && rest[0] == NULL) return command_misuse(command, "--job is required");
+    if (rest[0] != NULL && (job_id != 0 || rest[1] != NULL)) return command_misuse(command, "expected one job");
+    if (settings->json && settings->csv) return command_misuse(command, "--json and --csv exclude each other");
+    if (settings->failures + settings->samples + (settings->sample != 0) > 1)
+        return command_misuse(command, "--failures, --samples and --sample exclude each other");
+    if (settings->sample != 0 && settings->csv)
+        return command_misuse(command, "one sample is printed as text or --json");
+    if (rest[0] != NULL) code = job_id_parse(rest[0], &job_id, &err);
+    if (code == KVF_OK) code = session_begin(settings, NULL, &session, &err);
+    if (code != KVF_OK) return command_fail(command, code, &err);
+    if (settings->sample != 0)
+        code = print_sample(settings, session, job_id, &err);
+    else if (settings->failures || settings->samples)
+        code = print_samples(settings, session, job_id, &err);
+    else
+        exit_code = print_results(command, settings, session, job_id);
+    if (settings->sample != 0 || settings->failures || settings->samples)
+        exit_code = code == KVF_OK ? EXIT_DONE : command_fail(command, code, &err);
+    session_close(&session);
+    return exit_code;
+}
+
+const struct command command_results = {
+    .name = "results",
+    .arguments = "--job N",
+    .summary = "print the table of a job, its failures, or one sample",
+    .text = "Without a list: one row a cell, as sweep prints it; also while the job runs. Exit of the table: 0 done, 3 "
+            "done with\n"
+            "errors, 4 nothing ran, 130 cancelled.",
+    .example = "kvfleet results --job 7 --failures --policy rkv --budget 128",
+    .items = results_items,
+    .fleet = true,
+    .run = run_results,
+};
