@@ -1,7 +1,8 @@
 /* bpe.c: byte-pair merges of one word.
  *
- * Symbols are a doubly linked list over an array; a heap holds candidate merges by (rank, position). A candidate whose
- * pair has changed since it was pushed is dropped when it comes up, so a word of n bytes costs O(n log n).
+ * Symbols are a doubly linked list over an array; a heap holds candidate merges as rank << 32 | position. A candidate
+ * whose pair has changed since it was pushed is dropped when it comes up (symbols only grow, so the pair at a position
+ * never comes back to an earlier rank), and a word of n bytes costs O(n log n).
  */
 #include <stdlib.h>
 #include "engine/tokenizer/internal.h"
@@ -19,34 +20,31 @@ int ids_push(struct ids *ids, int32_t id)
     return KVF_OK;
 }
 
-static int candidate_before(const struct bpe_candidate *a, const struct bpe_candidate *b)
-{
-    return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
-}
-
-static int heap_push(struct bpe_scratch *scratch, struct bpe_candidate candidate)
+/* Four children a node: half the levels of a binary heap, and they lie in one cache line. */
+static int heap_push(struct bpe_scratch *scratch, uint64_t key)
 {
     if (scratch->heap_count == scratch->heap_room) {
         int room = scratch->heap_room < 64 ? 64 : scratch->heap_room * 2;
-        struct bpe_candidate *grown = realloc(scratch->heap, (size_t)room * sizeof *grown);
+        uint64_t *grown = realloc(scratch->heap, (size_t)room * sizeof *grown);
         if (grown == NULL) return KVF_ENOMEM;
         scratch->heap = grown;
         scratch->heap_room = room;
     }
-    struct bpe_candidate *heap = scratch->heap;
+    uint64_t *heap = scratch->heap;
     int at = scratch->heap_count++;
-    for (int up; at > 0 && candidate_before(&candidate, &heap[up = (at - 1) / 2]); at = up) heap[at] = heap[up];
-    heap[at] = candidate;
+    for (int up; at > 0 && key < heap[up = (at - 1) / 4]; at = up) heap[at] = heap[up];
+    heap[at] = key;
     return KVF_OK;
 }
 
-static struct bpe_candidate heap_pop(struct bpe_scratch *scratch)
+static uint64_t heap_pop(struct bpe_scratch *scratch)
 {
-    struct bpe_candidate *heap = scratch->heap, top = heap[0], last = heap[--scratch->heap_count];
-    int at = 0;
-    for (int child; (child = 2 * at + 1) < scratch->heap_count; at = child) {
-        child += child + 1 < scratch->heap_count && candidate_before(&heap[child + 1], &heap[child]);
-        if (!candidate_before(&heap[child], &last)) break;
+    uint64_t *heap = scratch->heap, top = heap[0], last = heap[--scratch->heap_count];
+    int at = 0, count = scratch->heap_count;
+    for (int child; (child = 4 * at + 1) < count; at = child) {
+        int end = child + 4 < count ? child + 4 : count;
+        for (int other = child + 1; other < end; other++) child = heap[other] < heap[child] ? other : child;
+        if (heap[child] >= last) break;
         heap[at] = heap[child];
     }
     heap[at] = last;
@@ -58,7 +56,7 @@ static int candidate_push(const struct tokenizer *tokenizer, struct bpe_scratch 
     int right = left < 0 ? -1 : scratch->symbol[left].next;
     if (right < 0) return KVF_OK;
     const struct merge *merge = merge_find(tokenizer, scratch->symbol[left].id, scratch->symbol[right].id);
-    return merge == NULL ? KVF_OK : heap_push(scratch, (struct bpe_candidate){merge->rank, left, merge->id});
+    return merge == NULL ? KVF_OK : heap_push(scratch, (uint64_t)merge->rank << 32 | (uint32_t)left);
 }
 
 int bpe_word(const struct tokenizer *tokenizer, struct bpe_scratch *scratch, const char *bytes, size_t len,
@@ -89,18 +87,19 @@ int bpe_word(const struct tokenizer *tokenizer, struct bpe_scratch *scratch, con
     for (int i = 0; i + 1 < count; i++)
         if (candidate_push(tokenizer, scratch, i) != KVF_OK) return KVF_ENOMEM;
     while (scratch->heap_count > 0) {
-        struct bpe_candidate top = heap_pop(scratch);
-        struct bpe_symbol *left = &symbol[top.position];
+        uint64_t top = heap_pop(scratch);
+        int position = (int)(uint32_t)top;
+        struct bpe_symbol *left = &symbol[position];
         if (left->id < 0 || left->next < 0) continue;
         struct bpe_symbol *right = &symbol[left->next];
         const struct merge *merge = merge_find(tokenizer, left->id, right->id);
-        if (merge == NULL || merge->id != top.id) continue;
-        left->id = top.id;
+        if (merge == NULL || (uint64_t)merge->rank != top >> 32) continue;
+        left->id = merge->id;
         left->next = right->next;
         right->id = -1;
-        if (left->next >= 0) symbol[left->next].prev = top.position;
+        if (left->next >= 0) symbol[left->next].prev = position;
         if (candidate_push(tokenizer, scratch, left->prev) != KVF_OK ||
-            candidate_push(tokenizer, scratch, top.position) != KVF_OK)
+            candidate_push(tokenizer, scratch, position) != KVF_OK)
             return KVF_ENOMEM;
     }
     for (int i = 0; i >= 0; i = symbol[i].next)

@@ -120,13 +120,10 @@ struct bpe_symbol {
     int32_t id;
     int prev, next; /* -1: end */
 };
-struct bpe_candidate {
-    int32_t rank, position, id;
-};
 struct bpe_scratch {
     struct bpe_symbol *symbol;
     int symbol_room;
-    struct bpe_candidate *heap;
+    uint64_t *heap; /* rank << 32 | position */
     int heap_count, heap_room;
 };
 /* Appends the ids of one word. KVF_ENOMEM. */
