@@ -46,9 +46,21 @@ int option_text(void *socket, int option, const char *name, const char *value, s
     return kvf_fail(err, KVF_EIO, "socket option %s: %s", name, zmq_strerror(errno));
 }
 
+/* libzmq takes tcp://host:999999 and uses another port. */
+static int endpoint_is_good(const char *endpoint)
+{
+    if (strncmp(endpoint, "ipc://", 6) == 0) return endpoint[6] != 0;
+    if (strncmp(endpoint, "tcp://", 6) != 0) return 0;
+    const char *colon = strrchr(endpoint + 6, ':');
+    if (colon == NULL || colon == endpoint + 6) return 0;
+    if (strcmp(colon + 1, "*") == 0) return 1;
+    size_t digits = strspn(colon + 1, "0123456789");
+    return digits >= 1 && digits <= 5 && colon[1 + digits] == 0 && atoi(colon + 1) <= 65535;
+}
+
 int options_common(void *socket, const char *endpoint, struct kvf_err *err)
 {
-    if (strncmp(endpoint, "tcp://", 6) != 0 && strncmp(endpoint, "ipc://", 6) != 0)
+    if (!endpoint_is_good(endpoint))
         return kvf_fail(err, KVF_EINVAL, "endpoint %s: expected tcp://HOST:PORT or ipc://PATH", endpoint);
     int64_t frame_max = FRAME_BYTES_MAX;
     if (zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &frame_max, sizeof frame_max) != 0)
