@@ -17,14 +17,59 @@ struct family {
     const char *before, *after;
 };
 
+/* Inside a template's own string literals a line break is a backslash and an n. */
 static const struct family families[] = {
-    {"kvfleet-tiny",
-     {"<|user|>{{ m['content'] }}", "<|assistant|><think>\n"},
-     {NULL},
-     0,
-     0,
-     "<|user|>",
-     "<|assistant|><think>\n"},
+    {
+        .name = "kvfleet-tiny",
+        .has = {"<|user|>{{ m['content'] }}", "<|assistant|><think>\n"},
+        .before = "<|user|>",
+        .after = "<|assistant|><think>\n",
+    },
+    {
+        .name = "r1-distill",
+        .has = {"<｜User｜>", "<｜Assistant｜><think>\\n"},
+        .bos = 1,
+        .before = "<｜User｜>",
+        .after = "<｜Assistant｜><think>\n",
+    },
+    {
+        .name = "qwen2.5",
+        .has = {"<|im_start|>", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+        .before = "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+                  "<|im_start|>user\n",
+        .after = "<|im_end|>\n<|im_start|>assistant\n",
+    },
+    {
+        .name = "smollm2",
+        .has = {"<|im_start|>", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+        .before = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+                  "<|im_start|>user\n",
+        .after = "<|im_end|>\n<|im_start|>assistant\n",
+    },
+    {
+        .name = "qwen3",
+        .has = {"<|im_start|>assistant\\n", "enable_thinking"},
+        .lacks = {"You are"},
+        .before = "<|im_start|>user\n",
+        .after = "<|im_end|>\n<|im_start|>assistant\n",
+    },
+    {
+        .name = "chatml",
+        .has = {"<|im_start|>' + m", "<|im_end|>", "<|im_start|>assistant\\n"},
+        .lacks = {"system", "think"},
+        .before = "<|im_start|>user\n",
+        .after = "<|im_end|>\n<|im_start|>assistant\n",
+    },
+    {
+        .name = "llama-3.1",
+        .has = {"<|start_header_id|>", "Cutting Knowledge Date: December 2023", "26 Jul 2024"},
+        .lacks = {"strftime_now"},
+        .bos = 1,
+        .trim = 1,
+        .before = "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+                  "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n",
+        .after = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    },
 };
 #define FAMILY_COUNT (sizeof families / sizeof *families)
 

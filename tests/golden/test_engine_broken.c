@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include "engine/model/model.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "tests/golden/golden.h"
+#include "tests/golden/engine_cases.h"
 
 static char scratch[] = "/tmp/kvfleet-broken-XXXXXX";
 
@@ -125,7 +125,7 @@ static int folder_open(const char *path, struct kvf_err *err)
 START_TEST(the_bases_are_sound)
 {
     static const char *const names[] = {"qwen3", "llama3-rope"};
-    char path[GOLDEN_PATH];
+    char path[CASES_PATH];
     struct kvf_err err = {""};
     snprintf(path, sizeof path, "%s/models/%s", scratch, names[_i]);
     ck_assert_msg(folder_open(path, &err) == KVF_OK, "%s", err.text);
@@ -134,22 +134,22 @@ END_TEST
 
 START_TEST(each_is_refused_by_name)
 {
-    char path[GOLDEN_PATH];
+    char path[CASES_PATH];
     json_error_t at;
     snprintf(path, sizeof path, "%s/out/cases.jsonl", scratch);
     FILE *file = fopen(path, "r");
     ck_assert_ptr_nonnull(file);
     int seen = 0;
     for (json_t *row; (row = json_loadf(file, JSON_DISABLE_EOF_CHECK, &at)) != NULL; json_decref(row)) {
-        const char *name = golden_text(row, "name");
+        const char *name = cases_text(row, "name");
         if (strncmp(name, "gguf-", 5) == 0) continue;
         size_t i = 0;
         while (i < EXPECTED_COUNT && strcmp(expected[i].name, name) != 0) i++;
-        ck_assert_msg(i < EXPECTED_COUNT, "no expectation for case %s: %s", name, golden_text(row, "what"));
+        ck_assert_msg(i < EXPECTED_COUNT, "no expectation for case %s: %s", name, cases_text(row, "what"));
         struct kvf_err err = {""};
-        snprintf(path, sizeof path, "%s/out/%s", scratch, golden_text(row, "path"));
+        snprintf(path, sizeof path, "%s/out/%s", scratch, cases_text(row, "path"));
         int rc = folder_open(path, &err);
-        ck_assert_msg(rc < 0, "%s: opened, although %s", name, golden_text(row, "what"));
+        ck_assert_msg(rc < 0, "%s: opened, although %s", name, cases_text(row, "what"));
         for (int k = 0; k < 3 && expected[i].words[k] != NULL; k++)
             ck_assert_msg(strstr(err.text, expected[i].words[k]) != NULL, "%s: \"%s\" is not in: %s", name,
                           expected[i].words[k], err.text);
@@ -163,10 +163,10 @@ END_TEST
 
 int main(void)
 {
-    const char *golden = golden_require("KVF_GOLDEN");
+    const char *golden = cases_require("KVF_GOLDEN");
     if (command_run((char *[]){"python3", "-c", "", NULL}) != 0) {
         puts("skip: python3 is not there");
-        return GOLDEN_SKIP;
+        return CASES_SKIP;
     }
     if (mkdtemp(scratch) == NULL ||
         command_run((char *[]){"python3", "-c", (char *)make_cases, (char *)golden, scratch, NULL}) != 0) {
@@ -180,7 +180,7 @@ int main(void)
     tcase_add_test(tcase, each_is_refused_by_name);
     Suite *suite = suite_create("broken folders");
     suite_add_tcase(suite, tcase);
-    int status = golden_run(suite);
+    int status = cases_run(suite);
     nftw(scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return status;
 }

@@ -1,6 +1,6 @@
 /* Ids, bytes and streamed text of the reference tokenizers: $KVF_GOLDEN/models, and the prompts of tiny-reasoner. */
 #include "engine/tokenizer/tokenizer.h"
-#include "tests/golden/golden.h"
+#include "tests/golden/engine_cases.h"
 
 static const char *const models[] = {"llama3-rope", "llama-tied", "qwen2", "qwen2-yarn", "qwen3", "mistral"};
 #define MODEL_COUNT ((int)(sizeof models / sizeof *models))
@@ -19,11 +19,11 @@ typedef void row_check(struct tokenizer *tokenizer, const json_t *row, const cha
 /* Calls `check` for every row of a file below $KVF_GOLDEN; returns how many there were. */
 static int rows_each(const char *relative, row_check *check, struct tokenizer *tokenizer)
 {
-    json_t *rows = golden_jsonl("KVF_GOLDEN", relative), *row;
+    json_t *rows = cases_rows(relative), *row;
     size_t index;
     json_array_foreach(rows, index, row)
     {
-        char where[GOLDEN_PATH];
+        char where[CASES_PATH];
         snprintf(where, sizeof where, "%s, row %zu", relative, index + 1);
         check(tokenizer, row, where);
     }
@@ -115,9 +115,9 @@ static void decode_check(struct tokenizer *tokenizer, const json_t *row, const c
 
 static void model_check(const char *model, const char *file, row_check *check)
 {
-    char path[GOLDEN_PATH], relative[256];
+    char path[CASES_PATH], relative[256];
     snprintf(relative, sizeof relative, "models/%s", model);
-    golden_path(path, "KVF_GOLDEN", relative);
+    cases_path(path, "KVF_GOLDEN", relative);
     struct tokenizer *tokenizer = tokenizer_of(path, 384);
     snprintf(relative, sizeof relative, "models/%s/%s", model, file);
     ck_assert_int_gt(rows_each(relative, check, tokenizer), 5);
@@ -162,8 +162,8 @@ static void prompt_check(struct tokenizer *tokenizer, const json_t *row, const c
 
 START_TEST(prompts_of_tiny_reasoner)
 {
-    char path[GOLDEN_PATH];
-    golden_path(path, "KVF_SOURCE", "models/tiny-reasoner");
+    char path[CASES_PATH];
+    cases_path(path, "KVF_SOURCE", "models/tiny-reasoner");
     struct tokenizer *tokenizer = tokenizer_of(path, 264);
     ck_assert_str_eq(chat_family(tokenizer), "kvfleet-tiny");
     ck_assert_int_eq(rows_each("../tiny-reasoner/expected.jsonl", prompt_check, tokenizer), 40);
@@ -173,8 +173,8 @@ END_TEST
 
 int main(void)
 {
-    golden_require("KVF_GOLDEN");
-    golden_require("KVF_SOURCE");
+    cases_require("KVF_GOLDEN");
+    cases_require("KVF_SOURCE");
     TCase *tcase = tcase_create("reference");
     tcase_set_timeout(tcase, 120);
     tcase_add_loop_test(tcase, encode_equals_reference, 0, MODEL_COUNT);
@@ -182,5 +182,5 @@ int main(void)
     tcase_add_test(tcase, prompts_of_tiny_reasoner);
     Suite *suite = suite_create("tokenizer");
     suite_add_tcase(suite, tcase);
-    return golden_run(suite);
+    return cases_run(suite);
 }
