@@ -152,14 +152,13 @@ static int run_results(const struct command *command, const struct settings *set
     if (rest[0] != NULL) code = job_id_parse(rest[0], &job_id, &err);
     if (code == KVF_OK) code = session_begin(settings, NULL, &session, &err);
     if (code != KVF_OK) return command_fail(command, code, &err);
-    if (settings->sample != 0)
-        code = print_sample(settings, session, job_id, &err);
-    else if (settings->failures || settings->samples)
-        code = print_samples(settings, session, job_id, &err);
-    else
-        exit_code = print_results(command, settings, session, job_id);
-    if (settings->sample != 0 || settings->failures || settings->samples)
+    if (settings->sample != 0 || settings->failures || settings->samples) {
+        code = settings->sample != 0 ? print_sample(settings, session, job_id, &err)
+                                     : print_samples(settings, session, job_id, &err);
         exit_code = code == KVF_OK ? EXIT_DONE : command_fail(command, code, &err);
+    } else {
+        exit_code = print_results(command, settings, session, job_id);
+    }
     session_close(&session);
     return exit_code;
 }

@@ -81,8 +81,8 @@ static void answer_query(struct wire_router *router, const struct wire_peer *pee
         int64_t after = query->after == MSG_NULL_INT ? 0 : query->after;
         snprintf(rows, sizeof rows, after < 4 ? "[{\"n\":%d},{\"n\":%d}]" : "[{\"n\":%d}]", (int)after + 1,
                  (int)after + 2);
-        reply_rows(router, peer, query->request - 1, "[{\"n\":99}]",
-                   MSG_NULL_INT); /* an answer to an earlier request */
+        reply_rows(router, peer, query->request + 1000, "[{\"n\":99}]",
+                   MSG_NULL_INT); /* an answer to another request */
         reply_rows(router, peer, query->request, rows, after < 4 ? after + 2 : MSG_NULL_INT);
     } else if (view_is(query, "no json")) {
         reply_rows(router, peer, query->request, "[{", MSG_NULL_INT);
