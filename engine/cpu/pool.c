@@ -1,9 +1,9 @@
 /* pool.c
  *
- * The job is (work, arg, items); `ticket` holds its number in the upper and the next item in the lower half. A thread
- * takes an item by moving the ticket on with compare-and-swap. It reads the job's fields before that: if they belong to
- * a later job, so does the ticket, and the exchange fails. They cannot change while an item is held, because the next
- * job is written only after every item of this one was counted as done.
+ * `ticket` holds the job's number in its upper half and the items not yet taken in its lower; a thread takes the last
+ * of them by moving the ticket down with compare-and-swap. It reads the job's fields (work, arg) before that. The
+ * fields change only after every item of the job was counted as done, so while a ticket says that items are left they
+ * belong to that job; if they were read too late, the ticket has changed too and the exchange fails.
  */
 #include "engine/cpu/pool.h"
 
@@ -29,7 +29,6 @@ struct pool {
 
     void (*_Atomic work)(void *, int, int);
     void *_Atomic arg;
-    atomic_int items;
     atomic_uint_fast64_t ticket; /* release: publishes the job */
     atomic_int done;             /* release: publishes an item's results */
 
@@ -50,16 +49,14 @@ static void pause_cpu(void)
 static void pool_take(struct pool *pool, int thread)
 {
     uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
-    for (;;) {
+    while ((uint32_t)ticket > 0) {
         void (*work)(void *, int, int) = atomic_load_explicit(&pool->work, memory_order_relaxed);
         void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
-        uint32_t item = (uint32_t)ticket;
-        if (item >= (uint32_t)atomic_load_explicit(&pool->items, memory_order_relaxed)) return;
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + 1, memory_order_acq_rel,
+        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1, memory_order_acq_rel,
                                                    memory_order_acquire)) {
             continue;
         }
-        work(arg, (int)item, thread);
+        work(arg, (int)((uint32_t)ticket - 1), thread);
         atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
         ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     }
@@ -152,10 +149,9 @@ void pool_run(struct pool *pool, void (*work)(void *arg, int item, int thread), 
     }
     atomic_store_explicit(&pool->work, work, memory_order_relaxed);
     atomic_store_explicit(&pool->arg, arg, memory_order_relaxed);
-    atomic_store_explicit(&pool->items, items, memory_order_relaxed);
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
     uint64_t job = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
-    atomic_store(&pool->ticket, job << 32);
+    atomic_store(&pool->ticket, job << 32 | (uint32_t)items);
     if (atomic_load(&pool->sleepers) > 0) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_broadcast(&pool->wake);
