@@ -273,10 +273,19 @@ static bool busy(const struct runner *runner)
     return !runner->failed && runner->engine != NULL && engine_load(runner->engine) > 0;
 }
 
+/* Samples that wait for the batch, or for another model's turn. */
+static bool waiting(const struct runner *runner)
+{
+    if (runner->draining || runner->failed) return false;
+    for (const struct lease *lease = runner->leases; lease != NULL; lease = lease->next)
+        if (lease_count(lease, SAMPLE_WAITING) > 0) return true;
+    return false;
+}
+
 bool runner_turn(struct runner *runner)
 {
     struct commands commands;
-    handover_take_commands(runner->handover, !busy(runner), &commands);
+    handover_take_commands(runner->handover, !busy(runner) && !waiting(runner), &commands);
     commands_take(runner, &commands);
     if (commands.stop) return false;
     if (!runner->failed) samples_start(runner);
