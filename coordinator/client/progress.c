@@ -154,30 +154,58 @@ static void bar_print(double share, int width, bool failed, const struct frame_s
     if (style->color) fputs("\033[0m", out);
 }
 
-static void row_print(const char *label, int label_width, int64_t done, int64_t total, int64_t errors,
+#define COUNTS_MAX 96
+
+static const char *counts_format(int64_t done, int64_t total, int64_t errors, char out[COUNTS_MAX])
+{
+    char a[FORMAT_MAX], b[FORMAT_MAX], c[FORMAT_MAX];
+
+    snprintf(out, COUNTS_MAX, "%s/%s", format_count((double)done, a), format_count((double)total, b));
+    if (errors > 0) snprintf(out + strlen(out), COUNTS_MAX - strlen(out), ", %s err", format_count((double)errors, c));
+    return out;
+}
+
+struct row_layout {
+    int label_width, bar_width; /* no bar when that is 0 */
+};
+
+static void row_print(const char *label, int64_t done, int64_t total, int64_t errors, const struct row_layout *layout,
                       const struct frame_style *style, FILE *out)
 {
-    char counts[96], a[FORMAT_MAX], b[FORMAT_MAX], c[FORMAT_MAX];
-    int bar;
+    char counts[COUNTS_MAX];
+    int used = layout->label_width + 1;
 
-    snprintf(counts, sizeof counts, "%s/%s%s%s%s", format_count((double)done, a), format_count((double)total, b),
-             errors > 0 ? ", " : "", errors > 0 ? format_count((double)errors, c) : "", errors > 0 ? " err" : "");
-    cut_print(label, label_width, true, out);
-    bar = style->width - label_width - 2 - 16;
-    if (bar > 40) bar = 40;
-    if (bar >= 4) {
+    cut_print(label, layout->label_width, true, out);
+    if (layout->bar_width > 0) {
         fputc(' ', out);
-        bar_print(total > 0 ? (double)done / (double)total : 0, bar, errors > 0, style, out);
+        bar_print(total > 0 ? (double)done / (double)total : 0, layout->bar_width, errors > 0, style, out);
+        used += layout->bar_width + 1;
     }
     fputc(' ', out);
-    cut_print(counts, style->width - label_width - (bar >= 4 ? bar + 1 : 0) - 1, false, out);
+    cut_print(counts_format(done, total, errors, counts), style->width - used, false, out);
     fputc('\n', out);
+}
+
+/* The bar gets what labels and counts leave. The total's counts are the widest but for the errors of cells. */
+static struct row_layout row_layout_make(const struct progress *progress, int label_width,
+                                         const struct frame_style *style)
+{
+    struct row_layout layout = {label_width, 0};
+    char counts[COUNTS_MAX];
+    int bar;
+
+    if (layout.label_width > style->width / 2) layout.label_width = style->width / 2;
+    bar = style->width - layout.label_width - 2 -
+          text_width(counts_format(progress->total, progress->total, progress->errors, counts));
+    if (bar >= 4) layout.bar_width = bar > 40 ? 40 : bar;
+    return layout;
 }
 
 int progress_frame(const struct progress *progress, const char *title, const struct frame_style *style, FILE *out)
 {
     char head[512], foot[512] = "", label[64];
     int label_width = 8, lines = 0, finished = 0;
+    struct row_layout layout;
     /* title, total and figures, and the line that the cursor is on */
     bool bars = progress->n_cells > 1 && progress->n_cells + 4 <= style->height;
     FILE *memory;
@@ -200,12 +228,11 @@ int progress_frame(const struct progress *progress, const char *title, const str
         snprintf(label, sizeof label, "%d of %d cells", finished, progress->n_cells);
         label_width = text_width(label);
     }
-    if (label_width > style->width / 2) label_width = style->width / 2;
-    if (label_width < 1) label_width = 1;
+    layout = row_layout_make(progress, label_width, style);
     for (int i = 0; bars && i < progress->n_cells; i++, lines++)
-        row_print(progress->cells[i].label, label_width, progress->cells[i].done, progress->cells[i].total,
-                  progress->cells[i].errors, style, out);
-    row_print(label, label_width, progress->done, progress->total, progress->errors, style, out);
+        row_print(progress->cells[i].label, progress->cells[i].done, progress->cells[i].total,
+                  progress->cells[i].errors, &layout, style, out);
+    row_print(label, progress->done, progress->total, progress->errors, &layout, style, out);
     lines++;
 
     memory = fmemopen(foot, sizeof foot, "w");

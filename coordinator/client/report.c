@@ -103,12 +103,10 @@ static void job_print(const json_t *job, FILE *out)
 void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
 {
     view_table(report_cell_columns, cells, width, REPORT_CELL_KEYS, out);
-    fputs("\n* Pareto front: no other cell is as accurate with less KV memory, or more accurate with as much.\n"
-          "accuracy: of all samples but errors, Wilson 95 % interval. vs full, p: full cache on the same samples, "
-          "exact McNemar.\n"
-          "KV: bytes in use a sample, mean over its decode steps and peak. tok/s: emitted tokens of one worker, decode "
-          "alone and with\n"
-          "prefill and compaction. output tokens, compactions, evicted entries: means a sample.\n",
+    fputs("\n* Pareto front: no other cell is as accurate with less KV memory, or better with as much.\n"
+          "accuracy: of all but errors, Wilson interval. vs full, p: on the same samples, exact McNemar.\n"
+          "KV: bytes in use a sample, mean over its steps and peak. tok/s: emitted by one worker,\n"
+          "decode alone and with prefill and compaction. tokens, compactions, evicted: mean a sample.\n",
           out);
     job_print(job, out);
 }

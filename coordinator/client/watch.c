@@ -134,13 +134,16 @@ static int progress_fetch(struct session *session, int64_t job_id, json_t **row,
     return code;
 }
 
-static void report_away(struct view *view, const struct progress *last, const char *title, int64_t away_since,
+static void report_away(struct view *view, const struct progress *last, const char *title, int64_t away_since, int code,
                         const struct kvf_err *why)
 {
     char text[KVF_ERR_MAX + 96], away[FORMAT_MAX];
 
-    snprintf(text, sizeof text, "away for %s, the job goes on, trying again: %s",
-             format_duration((double)(clock_ms() - away_since) / 1000, away), why->text);
+    format_duration((double)(clock_ms() - away_since) / 1000, away);
+    if (code == KVF_EUNAVAIL)
+        snprintf(text, sizeof text, "coordinator away for %s, trying again; the job goes on", away);
+    else
+        snprintf(text, sizeof text, "coordinator without its database for %s, trying again: %s", away, why->text);
     if (view->live && last->state[0] != '\0')
         frame_draw(view, last, title, text);
     else if (watch_due(&view->pace, view->pace.last_tenth * 10, false, clock_ms()))
@@ -196,10 +199,14 @@ int watch_job(struct session *session, const struct watch_options *options, stru
         } else if (code == KVF_EUNAVAIL || code == KVF_EAGAIN) {
             if (away_since == 0) away_since = look_ms;
             if (clock_ms() - away_since >= options->away_ms) {
-                code = KVF_EUNAVAIL;
+                struct kvf_err why = *err;
+                char away[FORMAT_MAX];
+                code = kvf_fail(err, KVF_EUNAVAIL, "gave up after %s, job %lld goes on: %s",
+                                format_duration((double)options->away_ms / 1000, away), (long long)options->job_id,
+                                why.text);
                 break;
             }
-            report_away(&view, &progress, options->title, away_since, err);
+            report_away(&view, &progress, options->title, away_since, code, err);
         } else {
             break;
         }

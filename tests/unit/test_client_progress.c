@@ -103,15 +103,15 @@ START_TEST(frame_has_a_bar_a_cell)
     char *frame = frame_of(&progress, 60, 24, false, &lines);
 
     ck_assert_str_eq(frame, "job 7 - größe on data - running\n"
-                            "full      ################################# 64/64\n"
-                            "rkv 128   ########......................... 16/64, 1 err\n"
-                            "random 96 ................................. 0/64\n"
-                            "total     #############.................... 460/1,088, 1 err\n"
+                            "full      ############################### 64/64\n"
+                            "rkv 128   #######........................ 16/64, 1 err\n"
+                            "random 96 ............................... 0/64\n"
+                            "total     #############.................. 460/1,088, 1 err\n"
                             "42 % - 3.2 samples/s - 5,120 tok/s - ETA 3:20 - 2 workers - \n");
     ck_assert_int_eq(lines, 6);
     free(frame);
     frame = frame_of(&progress, 60, 24, true, &lines);
-    ck_assert_ptr_nonnull(strstr(frame, "rkv 128   ████████▎░░"));
+    ck_assert_ptr_nonnull(strstr(frame, "rkv 128   ███████▊░░"));
     free(frame);
     progress_free(&progress);
 }
