@@ -409,7 +409,10 @@ static int field_unpack(struct msg_in *in, const struct msg_field *field, const 
     case 'O':
         if (object->type != MSGPACK_OBJECT_STR) return wrong_kind(err, where, field->name, "text", object);
         code = check_text(field, object->via.str.ptr, object->via.str.size, KVF_ECORRUPT, where, err);
-        if (code == 0) *(struct str *)member = (struct str){object->via.str.ptr, object->via.str.size};
+        /* The unpacker gives no pointer for empty text, but only absent text has none here. */
+        if (code == 0)
+            *(struct str *)member =
+                (struct str){object->via.str.size == 0 ? "" : object->via.str.ptr, object->via.str.size};
         return code;
     default:
         return list_unpack(in, field, place, object, record, where, err);

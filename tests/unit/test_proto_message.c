@@ -145,7 +145,8 @@ static int record_equal(const struct layout *layout, const void *a, const void *
             if (!(isnan(*(const double *)x) && isnan(*(const double *)y)) && memcmp(x, y, 8) != 0) return 0;
             break;
         case 'S':
-            if (text_x->len != text_y->len || memcmp(text_x->text, text_y->text, text_x->len) != 0) return 0;
+            if (text_x->len != text_y->len || text_y->text == NULL) return 0;
+            if (memcmp(text_x->text, text_y->text, text_x->len) != 0) return 0;
             break;
         case 'O':
             if ((text_x->text == NULL) != (text_y->text == NULL) || text_x->len != text_y->len) return 0;
@@ -609,6 +610,26 @@ START_TEST(round_trip)
 }
 END_TEST
 
+START_TEST(empty_is_not_absent)
+{
+    struct rec_result result;
+    rec_result_init(&result);
+    result.sample_id = result.attempt = 1;
+    result.finish = result.grade = result.grader = result.text = str_of("");
+    struct msg_result message = {.fence = 1, .batch = 1, .results = &result, .n_results = 1};
+    struct msg_out out = {0};
+    struct msg_in in;
+    ck_assert_int_eq(msg_encode(MSG_RESULT_TYPE, &message, 1, &out, &err), 0);
+    ck_assert_msg(msg_decode(out.header, MSG_HEADER_BYTES, out.body, out.body_len, &in, &err) == 0, "%s", err.text);
+    const struct rec_result *got = ((const struct msg_result *)in.body)->results;
+    ck_assert_ptr_nonnull(got->text.text);
+    ck_assert_uint_eq(got->text.len, 0);
+    ck_assert_ptr_null(got->error.text);
+    msg_in_free(&in);
+    msg_out_free(&out);
+}
+END_TEST
+
 START_TEST(equal_finds_differences)
 {
     struct msg_ack a = {.fence = 1, .batch = 2}, b = {.fence = 1, .batch = 3};
@@ -947,6 +968,7 @@ int main(void)
     tcase_add_test(tc, utf8_boundaries);
     tcase_add_test(tc, bytes_on_the_wire);
     tcase_add_test(tc, round_trip);
+    tcase_add_test(tc, empty_is_not_absent);
     tcase_add_test(tc, equal_finds_differences);
     tcase_add_test(tc, each_field_is_checked);
     tcase_add_test(tc, encoder_checks_too);
