@@ -156,8 +156,8 @@ int compact_layer(const struct policy *policy, const struct compact_input *in, c
         rank += candidates[h];
     }
     if (policy->router == ROUTER_REASONALLOC) {
-        rc = route_reasonalloc(policy, window, in->kv_heads, in->entries, candidates, work->rank, in->layer_budget,
-                               &work->route, err);
+        rc = route_reasonalloc(policy, window, in->kv_heads, in->entries, candidates, work->rank, NULL,
+                               in->layer_budget, &work->route, err);
         if (rc != 0) return rc;
     } else {
         route_uniform(in->kv_heads, in->entries, in->layer_budget, &work->route);

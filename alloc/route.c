@@ -15,7 +15,8 @@ void route_uniform(int heads, const int *entries, int64_t layer_budget, struct r
 }
 
 int route_reasonalloc(const struct policy *policy, int window, int heads, const int *entries, const int *candidates,
-                      const uint32_t *rank, int64_t layer_budget, struct route *out, struct kvf_err *err)
+                      const uint32_t *rank, const int *cap, int64_t layer_budget, struct route *out,
+                      struct kvf_err *err)
 {
     const int64_t always = window + policy->sinks_tokens, least = always + 1;
     if (layer_budget < heads * least)
@@ -35,7 +36,7 @@ int route_reasonalloc(const struct policy *policy, int window, int heads, const 
         out->demand[h] = 0;
         for (int j = 0; j < candidates[h]; j++) out->demand[h] += rank[j] >= out->threshold;
         weight[h] = pow((double)out->demand[h], policy->beta);
-        out->hi[h] = entries[h];
+        out->hi[h] = cap != NULL && cap[h] < entries[h] ? cap[h] : entries[h];
         out->lo[h] = floor_share > least ? floor_share : least;
         if (out->lo[h] > out->hi[h]) out->lo[h] = out->hi[h];
         lows += out->lo[h];

@@ -21,9 +21,9 @@ struct route { /* what was decided and why, for tests and figures */
 void route_uniform(int heads, const int *entries, int64_t layer_budget, struct route *out);
 
 /* rank: ranks (select.h) of all candidates of the layer, head after head; candidates[i] of them belong to head i, which
- * holds entries[i]. */
+ * holds entries[i]. cap[i]: most entries that head i's storage can keep, NULL where storage sets none (pages). */
 KVF_MUSTCHECK int route_reasonalloc(const struct policy *policy, int window, int heads, const int *entries,
-                                    const int *candidates, const uint32_t *rank, int64_t layer_budget,
+                                    const int *candidates, const uint32_t *rank, const int *cap, int64_t layer_budget,
                                     struct route *out, struct kvf_err *err);
 
 #endif
