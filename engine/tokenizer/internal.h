@@ -19,7 +19,8 @@ struct token {
     const char *text; /* as the file writes it; NULL: no token has this id */
     const char *bytes;
     int text_len, bytes_len;
-    unsigned char special, added;
+    unsigned char special;
+    unsigned char in_vocab; /* in the model's vocabulary: words become these, never a token that is only added */
 };
 
 /* Open addressing, a power of two slots, at most half full; text -> id. */
@@ -94,6 +95,7 @@ struct tokenizer_source {
 
 KVF_MUSTCHECK int vocab_load(struct tokenizer *tokenizer, const struct tokenizer_source *source);
 void vocab_free(struct tokenizer *tokenizer);
+/* Any token by its text, or -1. */
 int32_t textmap_find(const struct tokenizer *tokenizer, const char *text, size_t len);
 const struct merge *merge_find(const struct tokenizer *tokenizer, int32_t left, int32_t right);
 /* The id of the vocabulary token whose text is bytes[len] in the byte-level alphabet, or -1. */

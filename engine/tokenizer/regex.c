@@ -20,9 +20,10 @@ struct regex_scratch {
     pcre2_jit_stack *stack;
 };
 
-/* Class contents for the escapes that mean something else in PCRE2. */
+/* Class contents for the escapes that mean something else in PCRE2. Oniguruma counts the digits and fractions of
+ * Latin-1 as word characters, but none above. */
 #define SPACE_ITEMS "\\t-\\r\\x{85}\\p{Z}"
-#define WORD_ITEMS  "\\p{L}\\p{M}\\p{N}\\p{Pc}"
+#define WORD_ITEMS  "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 
 struct translation {
     char *text;
@@ -49,6 +50,12 @@ static const char *escape_replacement(char c, int in_class, int *refused)
 {
     *refused = strchr("hHRXKGQECNOy", c) != NULL || (in_class && c == 'W');
     switch (c) {
+    case 'b':
+        return in_class ? NULL
+                        : "(?:(?<=[" WORD_ITEMS "])(?![" WORD_ITEMS "])|(?<![" WORD_ITEMS "])(?=[" WORD_ITEMS "]))";
+    case 'B':
+        return in_class ? NULL
+                        : "(?:(?<=[" WORD_ITEMS "])(?=[" WORD_ITEMS "])|(?<![" WORD_ITEMS "])(?![" WORD_ITEMS "]))";
     case 's':
         return in_class ? SPACE_ITEMS : "[" SPACE_ITEMS "]";
     case 'S':

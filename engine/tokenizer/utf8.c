@@ -106,6 +106,8 @@ int utf8_is_word(int32_t c)
     case UTF8PROC_CATEGORY_PC:
         return 1;
     default:
-        return c == 0x200c || c == 0x200d;
+        /* joiners, and the circled and squared letters that are symbols by category */
+        return c == 0x200c || c == 0x200d || (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+               (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
     }
 }

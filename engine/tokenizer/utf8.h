@@ -24,7 +24,7 @@ void utf8_repair(const char *text, size_t len, char *out);
 
 /* Property White_Space. */
 int utf8_is_space(int32_t code_point);
-/* What a word consists of: letters, marks, decimal and letter digits, connectors, joiners. */
+/* What a word consists of: properties Alphabetic and Join_Control, marks, decimal digits, connectors. */
 int utf8_is_word(int32_t code_point);
 
 #endif

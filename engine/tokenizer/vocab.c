@@ -79,6 +79,13 @@ int32_t textmap_find(const struct tokenizer *tokenizer, const char *text, size_t
     return -1;
 }
 
+/* A token of the model's vocabulary by its text, or -1. */
+static int32_t vocab_find(const struct tokenizer *tokenizer, const char *text, size_t len)
+{
+    int32_t id = textmap_find(tokenizer, text, len);
+    return id >= 0 && tokenizer->token[id].in_vocab ? id : -1;
+}
+
 static void textmap_add(struct tokenizer *tokenizer, int32_t id)
 {
     struct textmap *map = &tokenizer->ids;
@@ -109,7 +116,7 @@ int32_t vocab_word_id(const struct tokenizer *tokenizer, const char *bytes, size
     if (len > TOKEN_MAX_BYTES) return -1;
     size_t size = 0;
     for (size_t i = 0; i < len; i++) size += (size_t)alphabet_write((unsigned char)bytes[i], text + size);
-    return textmap_find(tokenizer, text, size);
+    return vocab_find(tokenizer, text, size);
 }
 
 static int id_check(const struct tokenizer_source *source, const char *what, const char *text, const json_t *id)
@@ -187,6 +194,7 @@ static int tokens_load(struct tokenizer *tokenizer, const struct tokenizer_sourc
     {
         int rc = token_set(tokenizer, source, (int32_t)json_integer_value(value), text, byte_of, &at);
         if (rc != KVF_OK) return rc;
+        tokenizer->token[json_integer_value(value)].in_vocab = 1;
     }
     json_array_foreach(added, index, entry)
     {
@@ -201,12 +209,11 @@ static int tokens_load(struct tokenizer *tokenizer, const struct tokenizer_sourc
         else if (known < 0)
             rc = token_set(tokenizer, source, id, text, byte_of, &at);
         if (rc != KVF_OK) return rc;
-        tokenizer->token[id].added = 1;
         tokenizer->token[id].special = json_is_true(json_object_get(entry, "special"));
     }
     for (int byte = 0; byte < 256; byte++) {
         char one[2];
-        tokenizer->byte_id[byte] = textmap_find(tokenizer, one, (size_t)alphabet_write(byte, one));
+        tokenizer->byte_id[byte] = vocab_find(tokenizer, one, (size_t)alphabet_write(byte, one));
     }
     return KVF_OK;
 }
@@ -254,12 +261,12 @@ static int merges_load(struct tokenizer *tokenizer, const struct tokenizer_sourc
             return rc;
         }
         char joined[4 * TOKEN_MAX_BYTES];
-        int32_t left_id = textmap_find(tokenizer, left, left_len), right_id = textmap_find(tokenizer, right, right_len);
+        int32_t left_id = vocab_find(tokenizer, left, left_len), right_id = vocab_find(tokenizer, right, right_len);
         int32_t id = -1;
         if (left_len + right_len <= sizeof joined) {
             memcpy(joined, left, left_len);
             memcpy(joined + left_len, right, right_len);
-            id = textmap_find(tokenizer, joined, left_len + right_len);
+            id = vocab_find(tokenizer, joined, left_len + right_len);
         }
         if (left_id < 0 || right_id < 0 || id < 0)
             return kvf_fail(source->err, KVF_EINVAL,
