@@ -75,7 +75,9 @@ struct kv_compaction_stats {
     int64_t evicted_entries; /* over all layers and heads */
     int64_t kept_entries;
 };
-/* Compacts every layer to layer_budget[layer]; pages are packed in place and freed pages go back to the pool. */
+/* Compacts every layer to layer_budget[layer]; pages are packed in place and freed pages go back to the pool,
+ * with the room that kv_reserve made. On an error before the first layer nothing has changed; a layer that fails later
+ * leaves those before it compacted and the cache sound. */
 KVF_MUSTCHECK int kv_compact(struct kv_pool *pool, struct kv_seq *seq, const struct policy *policy,
                              const int64_t *layer_budget, uint64_t seed, const struct compact_kernels *kernels,
                              struct kv_compaction_stats *stats, struct kvf_err *err);

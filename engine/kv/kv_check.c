@@ -63,11 +63,12 @@ static int list_walk(struct walk *w, const struct kv_seq *seq, int s, int layer,
                         "kv check: sequence %d layer %d head %d: expected 0 to %d entries, got %d", s, layer, head,
                         pool->gather_entries, list->entries);
     }
-    int needed = kv_pages_of(list->entries), most = kv_pages_of((int64_t)list->entries + seq->room[layer]);
-    if (list->held < needed || list->held > most || list->held > pool->list_pages) {
-        return kvf_fail(w->err, KVF_ECORRUPT,
-                        "kv check: sequence %d layer %d head %d: expected %d to %d pages for %d entries, got %d", s,
-                        layer, head, needed, most, list->entries, list->held);
+    int needed = kv_pages_of((int64_t)list->entries + seq->room[layer]);
+    if (list->held != needed || needed > pool->list_pages) {
+        return kvf_fail(
+            w->err, KVF_ECORRUPT,
+            "kv check: sequence %d layer %d head %d: expected %d pages for %d entries and room for %d, got %d", s,
+            layer, head, needed, list->entries, seq->room[layer], list->held);
     }
     int rc = list_pages_walk(w, list, s, layer, head);
     if (rc != 0) return rc;

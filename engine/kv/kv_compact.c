@@ -38,8 +38,7 @@ static void head_gather(struct kv_pool *pool, const struct kv_list *list, int he
 }
 
 /* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes. */
-static void head_pack(struct kv_pool *pool, struct kv_seq *seq, struct kv_list *list, int head, const int32_t *kept,
-                      int count)
+static void head_pack(const struct kv_pool *pool, struct kv_list *list, int head, const int32_t *kept, int count)
 {
     int dim = pool->shape.head_dim;
     const float *keys = pool->head_keys[head];
@@ -53,7 +52,6 @@ static void head_pack(struct kv_pool *pool, struct kv_seq *seq, struct kv_list *
         *kv_entry_position(list, e, dim) = positions[from];
     }
     list->entries = count;
-    kv_list_trim(pool, seq, list);
 }
 
 static int layer_compact(struct kv_pool *pool, struct kv_seq *seq, int layer, const struct policy *policy,
@@ -82,10 +80,12 @@ static int layer_compact(struct kv_pool *pool, struct kv_seq *seq, int layer, co
     int rc = compact_layer(policy, &input, kernels, pool->work, pool->kept, pool->keep_count, &noop, err);
     if (rc != 0) return rc;
 
+    seq->room[layer] = 0;
     for (int h = 0; h < shape->kv_heads; h++) {
         struct kv_list *list = kv_list_of(pool, seq, layer, h);
         int before = list->entries;
-        if (!noop) head_pack(pool, seq, list, h, pool->kept[h], pool->keep_count[h]);
+        if (!noop) head_pack(pool, list, h, pool->kept[h], pool->keep_count[h]);
+        kv_list_trim(pool, seq, list);
         stats->evicted_entries += before - list->entries;
         stats->kept_entries += list->entries;
     }
