@@ -138,29 +138,31 @@ int compact_layer(const struct policy *policy, const struct compact_input *in, c
     if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
     if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
 
-    int64_t held = 0, most = 0;
-    int candidates[ROUTE_MAX_HEADS];
+    const int pooled = policy->router == ROUTER_REASONALLOC;
+    int64_t held = 0;
+    int candidates[ROUTE_MAX_HEADS], full_heads = 0;
+    if (!pooled) route_uniform(in->kv_heads, in->entries, in->layer_budget, &work->route);
     for (int h = 0; h < in->kv_heads; h++) {
         const int n = in->entries[h], inner = n - window - policy->sinks_tokens;
         candidates[h] = inner > 0 ? inner : 0;
         held += n;
-        if (n > most) most = n;
+        full_heads += !pooled && work->route.budget[h] >= n;
     }
-    /* Everything fits: the pooled router looks at the layer's total, the uniform one at the longest head. */
-    if (policy->router == ROUTER_REASONALLOC ? held <= in->layer_budget : most <= in->layer_budget / in->kv_heads)
-        return 0;
+    /* Everything fits: the pooled router looks at the layer's total, the uniform one at each head. */
+    if (pooled ? held <= in->layer_budget : full_heads == in->kv_heads) return 0;
+    if (window < 1 && (policy->scorer == SCORER_SNAPKV || policy->scorer == SCORER_RKV))
+        return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no query rows, expected at least 1", policy->name);
 
     uint32_t *rank = work->rank;
     for (int h = 0; h < in->kv_heads; h++) {
-        head_score(policy, in, &kernels, work, h, window, rank);
+        /* A head that keeps everything needs scores only where they are pooled. */
+        if (pooled || work->route.budget[h] < in->entries[h]) head_score(policy, in, &kernels, work, h, window, rank);
         rank += candidates[h];
     }
-    if (policy->router == ROUTER_REASONALLOC) {
+    if (pooled) {
         rc = route_reasonalloc(policy, window, in->kv_heads, in->entries, candidates, work->rank, NULL,
                                in->layer_budget, &work->route, err);
         if (rc != 0) return rc;
-    } else {
-        route_uniform(in->kv_heads, in->entries, in->layer_budget, &work->route);
     }
 
     rank = work->rank;
