@@ -34,7 +34,7 @@ struct loop {
 /* ---- who we are ---- */
 
 struct identity {
-    char instance[33], host[256], device[256];
+    char instance[33], host[256], device[256], kernel_set[32];
     struct runner_model models[MODELS_MAX];
     struct rec_model names[MODELS_MAX];
     int n_models;
@@ -93,7 +93,9 @@ static struct msg_hello hello_of(const struct worker_options *options, struct id
     hello.revision = str_of(options->revision);
     hello.build_flags = str_of(options->build_flags);
     hello.backend = str_of("cpu");
-    hello.kernel_set = str_of(info->kernel_set);
+    /* HELLO is said again after the engine was closed for another model. */
+    snprintf(me->kernel_set, sizeof me->kernel_set, "%s", info->kernel_set);
+    hello.kernel_set = str_of(me->kernel_set);
     hello.device = str_of(me->device);
     hello.threads = (uint64_t)info->threads;
     hello.max_batch = (uint64_t)info->max_batch;

@@ -46,8 +46,7 @@ END_TEST
 
 START_TEST(full_batch_goes_at_once)
 {
-    for (uint64_t k = 0; k < OUTBOX_BATCH_ROWS + 1; k++)
-        add(1, k + 1, 0);
+    for (uint64_t k = 0; k < OUTBOX_BATCH_ROWS + 1; k++) add(1, k + 1, 0);
     struct batch *batch = outbox_due(&outbox, 0);
     ck_assert_ptr_nonnull(batch);
     ck_assert_int_eq(batch->n_rows, OUTBOX_BATCH_ROWS);

@@ -17,7 +17,7 @@ static struct {
     uint64_t fence[64], batch[64], sample[64]; /* of RESULT, RELEASE */
     uint64_t credit, leases[16], n_leases;     /* of the last READY */
     int n;
-    bool blocked; /* the socket takes nothing */
+    bool blocked;  /* the socket takes nothing */
     int fail_once; /* code of the next send */
 } sent;
 static struct {
@@ -41,8 +41,7 @@ static int on_send(void *user, int type, const void *msg, struct kvf_err *err)
         const struct msg_ready *ready = msg;
         sent.credit = ready->credit;
         sent.n_leases = ready->n_leases;
-        for (uint32_t k = 0; k < ready->n_leases; k++)
-            sent.leases[k] = ready->leases[k].fence;
+        for (uint32_t k = 0; k < ready->n_leases; k++) sent.leases[k] = ready->leases[k].fence;
     } else if (type == MSG_RESULT_TYPE) {
         const struct msg_result *result = msg;
         sent.fence[sent.n] = result->fence;
@@ -92,8 +91,7 @@ static void setup(void)
 }
 static void teardown(void)
 {
-    for (int k = 0; k < work.n; k++)
-        lease_free(work.list[k]);
+    for (int k = 0; k < work.n; k++) lease_free(work.list[k]);
     session_destroy(&session);
 }
 
@@ -107,8 +105,7 @@ static void tick(int64_t ms)
 static int count(int type)
 {
     int found = 0;
-    for (int k = 0; k < sent.n; k++)
-        found += sent.type[k] == type;
+    for (int k = 0; k < sent.n; k++) found += sent.type[k] == type;
     return found;
 }
 static int first(int type)
@@ -347,8 +344,7 @@ START_TEST(silence_is_probed_then_left)
     welcome(1); /* alive: nothing to tell */
     tick(0);
     ck_assert_int_eq(count(MSG_RESULT_TYPE), 0);
-    for (int k = 0; k < 3; k++)
-        tick(BEAT);
+    for (int k = 0; k < 3; k++) tick(BEAT);
     ck_assert_int_eq(count(MSG_HELLO_TYPE), 1);
     tick(14999);
     ck_assert(session_wants_socket(session));
@@ -370,8 +366,7 @@ START_TEST(no_welcome_backs_off)
         tick(1);
         ck_assert(!session_wants_socket(session));
         int64_t since = now;
-        while (!session_wants_socket(session))
-            tick(10);
+        while (!session_wants_socket(session)) tick(10);
         waits[k] = now - since;
     }
     ck_assert_int_ge(waits[0], 1000);

@@ -13,7 +13,7 @@
 #define FAKE_MAX 4096
 
 /* Levers and counters, for the test's thread. */
-static atomic_int fake_fail_step;   /* the next step fails */
+static atomic_int fake_fail_step;    /* the next step fails */
 static atomic_int fake_never_finish; /* requests run on */
 static atomic_int fake_opened, fake_submitted, fake_cancelled, fake_batch_max;
 
@@ -48,8 +48,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 void engine_close(struct engine **engine)
 {
     if (*engine == NULL) return;
-    for (int k = 0; k < (*engine)->n; k++)
-        free((*engine)->list[k]);
+    for (int k = 0; k < (*engine)->n; k++) free((*engine)->list[k]);
     free(*engine);
     *engine = NULL;
 }
@@ -72,8 +71,7 @@ int engine_prompt(const struct engine *engine, const char *template_name, const 
     if (strcmp(user, "long") == 0) return kvf_fail(err, KVF_EINVAL, "prompt: expected at most 8 tokens, got 9");
     *count = (int)strlen(user);
     *ids = malloc(((size_t)*count + 1) * sizeof **ids);
-    for (int k = 0; k < *count; k++)
-        (*ids)[k] = user[k];
+    for (int k = 0; k < *count; k++) (*ids)[k] = user[k];
     return 0;
 }
 const char *finish_reason_name(enum finish_reason reason)
@@ -87,8 +85,7 @@ int engine_submit(struct engine *engine, const struct request *request, struct k
     struct fake_request *fake = calloc(1, sizeof *fake);
     fake->id = request->id;
     fake->steps_left = 1 + (int)(request->seed % 5);
-    for (int k = 0; k < request->prompt_tokens && k < 63; k++)
-        fake->text[k] = (char)request->prompt_ids[k];
+    for (int k = 0; k < request->prompt_tokens && k < 63; k++) fake->text[k] = (char)request->prompt_ids[k];
     engine->list[engine->n++] = fake;
     fake_submitted++;
     return 0;
@@ -106,8 +103,7 @@ int engine_cancel(struct engine *engine, uint64_t id)
 int engine_load(const struct engine *engine)
 {
     int load = 0;
-    for (int k = 0; k < engine->n; k++)
-        load += !engine->list[k]->done;
+    for (int k = 0; k < engine->n; k++) load += !engine->list[k]->done;
     return load;
 }
 int engine_step(struct engine *engine, struct kvf_err *err)
