@@ -202,19 +202,17 @@ static struct run *run_find(const struct engine *engine, uint64_t id)
     return NULL;
 }
 
-static int prompt_check(const struct engine *engine, const struct request *request, struct kvf_err *err)
+int prompt_check(const struct engine *engine, const int32_t *ids, int count, struct kvf_err *err)
 {
-    if (request->prompt_ids == NULL || request->prompt_tokens < 1) {
-        return kvf_fail(err, KVF_EINVAL, "prompt: expected at least 1 token, got %d", request->prompt_tokens);
-    }
-    if (request->prompt_tokens >= engine->info.context_tokens) {
+    if (ids == NULL || count < 1) return kvf_fail(err, KVF_EINVAL, "prompt: expected at least 1 token, got %d", count);
+    if (count >= engine->info.context_tokens) {
         return kvf_fail(err, KVF_EINVAL, "prompt: %d tokens and 1 of output do not fit in the context of %d tokens",
-                        request->prompt_tokens, engine->info.context_tokens);
+                        count, engine->info.context_tokens);
     }
-    for (int i = 0; i < request->prompt_tokens; i++) {
-        if (request->prompt_ids[i] < 0 || request->prompt_ids[i] >= engine->info.vocab) {
+    for (int i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= engine->info.vocab) {
             return kvf_fail(err, KVF_EINVAL, "prompt: token %d: expected an id in 0...%d, got %d", i,
-                            engine->info.vocab - 1, request->prompt_ids[i]);
+                            engine->info.vocab - 1, ids[i]);
         }
     }
     return 0;
@@ -222,7 +220,7 @@ static int prompt_check(const struct engine *engine, const struct request *reque
 
 static int request_check(const struct engine *engine, const struct request *request, struct kvf_err *err)
 {
-    int rc = prompt_check(engine, request, err);
+    int rc = prompt_check(engine, request->prompt_ids, request->prompt_tokens, err);
     if (rc != 0) return rc;
     if (request->max_new_tokens < 1) {
         return kvf_fail(err, KVF_EINVAL, "max new tokens: expected 1 or more, got %d", request->max_new_tokens);
@@ -335,8 +333,7 @@ void completion_free(struct completion *completion)
 int engine_logits(struct engine *engine, const int32_t *ids, int count, float *logits, float *hidden,
                   struct kvf_err *err)
 {
-    struct request request = {.prompt_ids = ids, .prompt_tokens = count};
-    int rc = prompt_check(engine, &request, err);
+    int rc = prompt_check(engine, ids, count, err);
     if (rc != 0) return rc;
     struct kv_seq *seq = NULL;
     rc = kv_seq_open(engine->kv, &seq, err);

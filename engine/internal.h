@@ -75,6 +75,8 @@ struct engine {
 };
 
 int64_t clock_us(void);
+/* KVF_EINVAL: empty, no room for one token of output, or an id that the vocabulary lacks. */
+int prompt_check(const struct engine *engine, const int32_t *ids, int count, struct kvf_err *err);
 
 /* ---- batch.c ---- */
 int batch_step(struct engine *engine, struct kvf_err *err);

@@ -190,10 +190,17 @@ INLINE void attend_logits(const struct attention *a, int heads, const float *que
     for (int h = 0; h < heads; h++) top[h] = nothing;
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
         const float *key = a->pages[first / CPU_PAGE_ENTRIES];
+        /* Pages lie anywhere: the next one, values too, is fetched while this one is used. */
+        const char *next =
+            (const char *)(first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : key);
         __m256 even[4][2], odd[4][2];
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) even[h][0] = even[h][1] = odd[h][0] = odd[h][1] = _mm256_setzero_ps();
         for (int k = 0; k < d; k += 2) {
+            _mm_prefetch(next + k * 128, _MM_HINT_T0);
+            _mm_prefetch(next + k * 128 + 64, _MM_HINT_T0);
+            _mm_prefetch(next + k * 128 + 128, _MM_HINT_T0);
+            _mm_prefetch(next + k * 128 + 192, _MM_HINT_T0);
             __m256 k0 = _mm256_loadu_ps(key + k * 16), k1 = _mm256_loadu_ps(key + k * 16 + 8);
             __m256 k2 = _mm256_loadu_ps(key + k * 16 + 16), k3 = _mm256_loadu_ps(key + k * 16 + 24);
 #pragma GCC unroll 4
