@@ -22,6 +22,7 @@ static int make_coordinator(const struct command *command, const struct settings
     if (code == KVF_OK) code = keys_load_coordinator_public(settings->keys, public_z85, &err);
     if (code != KVF_OK) return command_fail(command, code, &err);
     printf("coordinator %s\n", public_z85);
+    fflush(stdout);
     fprintf(stderr,
             "%s: coordinator.secret stays on the coordinator's machine; workers and clients need coordinator.public\n",
             settings->keys);
@@ -46,6 +47,7 @@ static int make_peer(const struct command *command, const struct settings *setti
     if (code == KVF_OK) code = keys_load_pair(settings->keys, name, &pair, &err);
     if (code != KVF_OK) return command_fail(command, code, &err);
     printf("%s %s\n", name, pair.public_z85);
+    fflush(stdout);
     fprintf(stderr, "%s: %s.secret goes to that %s, authorized/%s.public to the coordinator\n", settings->keys, name,
             settings->role, name);
     explicit_bzero(&pair, sizeof pair);

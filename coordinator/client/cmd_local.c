@@ -121,6 +121,13 @@ static int run_generate(const struct command *command, const struct settings *se
         if (isatty(STDIN_FILENO)) fputs("the prompt, then Ctrl-D:\n", stderr);
         code = prompt_read(&prompt, &err);
         if (code != KVF_OK) return command_fail(command, code, &err);
+        /* what an editor or echo ends a line with is no part of the prompt, unless every byte is meant */
+        if (!settings->raw && prompt[0] != '\0' && prompt[strlen(prompt) - 1] == '\n')
+            prompt[strlen(prompt) - 1] = '\0';
+    }
+    if ((rest[0] == NULL ? prompt : rest[0])[0] == '\0') {
+        free(prompt);
+        return command_misuse(command, "expected a prompt, as the argument or on stdin, got an empty one");
     }
     interrupt_catch();
     code = generate(settings, rest[0] == NULL ? prompt : rest[0], &answer, &err);
@@ -169,6 +176,7 @@ static void profile_print(const struct wave_profile *profile, const char *path)
     }
     table_print(table, 0, 0, stdout);
     table_free(&table);
+    fflush(stdout);
     fprintf(stderr, "%s: %d probes, %d sampled steps; demand of a layer, mean 1\n", path, profile->probes,
             profile->samples);
 }

@@ -107,8 +107,10 @@ static int print_samples(const struct settings *settings, struct session *sessio
         fprintf(stderr, settings->failures ? "no failures\n" : "no samples\n");
     } else {
         view_table(report_sample_columns, rows, terminal_width(stdout), 3, stdout);
+        fflush(stdout);
         fprintf(stderr, "\nkvfleet results --job %lld --sample ID shows one of them\n", (long long)job_id);
     }
+    fflush(stdout);
     if (next >= 0 && !settings->json) fprintf(stderr, "there are more: --after %lld\n", (long long)next);
     json_decref(rows);
     return code;

@@ -115,6 +115,7 @@ static int print_list(const struct settings *settings, const char *name, const s
         fprintf(stderr, "no %s\n", name);
     else
         view_table(columns, rows, terminal_width(stdout), 2, stdout);
+    fflush(stdout);
     if (next >= 0) fprintf(stderr, "there are more: --after %lld\n", (long long)next);
     return KVF_OK;
 }

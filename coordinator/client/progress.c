@@ -87,8 +87,10 @@ static void figures_print(const struct progress *progress, const char *joint, FI
         if (!isnan(progress->tokens_per_s))
             fprintf(out, "%s%s tok/s", joint, format_count(progress->tokens_per_s, text));
         if (!isnan(progress->eta_s)) fprintf(out, "%sETA %s", joint, format_duration(progress->eta_s, text));
+        /* the first leases take a moment */
         if (progress->workers == 0)
-            fprintf(out, "%sno workers: waiting for one that holds the model", joint);
+            fprintf(out, "%sno workers%s", joint,
+                    progress->elapsed_s < 5 ? " yet" : ": waiting for one that holds the model");
         else
             fprintf(out, "%s%s", joint, format_noun(progress->workers, "worker", noun, sizeof noun));
     } else if (!isnan(progress->elapsed_s)) {

@@ -41,6 +41,10 @@ START_TEST(line_of_a_pipe)
     progress = progress_of("{\"job_id\":8,\"state\":\"running\",\"total\":10,\"done\":0,\"workers\":0,\"eta_s\":null}");
     progress_line(&progress, line, sizeof line);
     ck_assert_str_eq(line, "job 8: 0/10 samples (0 %), no workers: waiting for one that holds the model");
+    progress =
+        progress_of("{\"job_id\":8,\"state\":\"running\",\"total\":10,\"done\":0,\"workers\":0,\"elapsed_s\":0.5}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_str_eq(line, "job 8: 0/10 samples (0 %), no workers yet");
     ck_assert(!progress_ended(&progress));
 
     progress = progress_of(
