@@ -363,7 +363,7 @@ END_TEST
 START_TEST(a_job_arrives_whole_and_in_order)
 {
     static struct dataset_problem problems[N_PROBLEMS];
-    static char names[N_PROBLEMS][8];
+    static char names[N_PROBLEMS][16];
     static char long_text[4001];
     struct session *session = connect_with(fake.folder, 20000, NULL);
     struct settings settings = {.interval = 32,
