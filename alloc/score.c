@@ -20,9 +20,35 @@ static void dot_rows_plain(const float *a, const float *rows, int n, int d, floa
     }
 }
 
+/* exp of x <= 0 to about one unit in the last place; NaN stays NaN. libm's expf takes its code, and its last bit, from the
+ * machine; this gives the same float everywhere, and has no branch that would keep it from vectors. */
+static inline float exp_negative(float x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, found in the low bits */
+    x = x < -104.0f ? -104.0f : x;   /* below the smallest denormal */
+    const float shifted = x * 1.44269504f + magic, power = shifted - magic;
+    const float r = (x - power * 0.693359375f) + power * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r) * r + r + 1.0f;
+    /* 2^power in two factors, as 2^-150 is no float: only the last product rounds. */
+    int32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    const int32_t exponent = (int32_t)((uint32_t)bits - 0x4B400000u), half = exponent >> 1;
+    const uint32_t first = (uint32_t)(half + 127) << 23, second = (uint32_t)(exponent - half + 127) << 23;
+    float scale[2];
+    memcpy(&scale[0], &first, sizeof first);
+    memcpy(&scale[1], &second, sizeof second);
+    return (p * scale[0]) * scale[1];
+}
+
 static void exp_rows_plain(const float *in, int n, float *out)
 {
-    for (int i = 0; i < n; i++) out[i] = expf(in[i]);
+    for (int i = 0; i < n; i++) out[i] = exp_negative(in[i]);
 }
 
 struct compact_kernels compact_kernels_plain(void)
@@ -30,15 +56,22 @@ struct compact_kernels compact_kernels_plain(void)
     return (struct compact_kernels){.dot_rows = dot_rows_plain, .exp_rows = exp_rows_plain};
 }
 
-/* x[j] := exp(x[j] - max) and returns the sum; the maximum of no entries never matters. */
+/* x[j] := exp(x[j] - max) and returns the sum. n >= 1. Eight maxima and eight sums, as in dot_rows_plain. */
 static float exp_shifted(const struct compact_kernels *kernels, float *x, int n)
 {
-    float top = -INFINITY, sum = 0;
-    for (int j = 0; j < n; j++) top = x[j] > top ? x[j] : top;
-    for (int j = 0; j < n; j++) x[j] -= top;
+    float top[DOT_LANES], sum[DOT_LANES] = {0};
+    for (int lane = 0; lane < DOT_LANES; lane++) top[lane] = x[0];
+    int j = 0;
+    for (; j + DOT_LANES <= n; j += DOT_LANES)
+        for (int lane = 0; lane < DOT_LANES; lane++) top[lane] = x[j + lane] > top[lane] ? x[j + lane] : top[lane];
+    for (int lane = 0; j + lane < n; lane++) top[lane] = x[j + lane] > top[lane] ? x[j + lane] : top[lane];
+    for (int lane = 1; lane < DOT_LANES; lane++) top[0] = top[lane] > top[0] ? top[lane] : top[0];
+    for (j = 0; j < n; j++) x[j] -= top[0];
     kernels->exp_rows(x, n, x);
-    for (int j = 0; j < n; j++) sum += x[j];
-    return sum;
+    for (j = 0; j + DOT_LANES <= n; j += DOT_LANES)
+        for (int lane = 0; lane < DOT_LANES; lane++) sum[lane] += x[j + lane];
+    for (int lane = 0; j + lane < n; lane++) sum[lane] += x[j + lane];
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
 void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
@@ -62,30 +95,39 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
 
 void score_max_pool(const float *in, int n, int kernel, float *out)
 {
-    const int half = kernel / 2;
-    for (int j = 0; j < n; j++) {
-        int from = j < half ? 0 : j - half, to = j + half < n ? j + half : n - 1;
-        float top = in[from];
-        for (int i = from + 1; i <= to; i++) top = in[i] > top ? in[i] : top;
-        out[j] = top;
+    memcpy(out, in, (size_t)n * sizeof *out);
+    for (int shift = 1; shift <= kernel / 2 && shift < n; shift++) {
+        for (int j = shift; j < n; j++) out[j] = in[j - shift] > out[j] ? in[j - shift] : out[j];
+        for (int j = 0; j + shift < n; j++) out[j] = in[j + shift] > out[j] ? in[j + shift] : out[j];
     }
 }
 
-/* Newest entry other than i whose cosine with i is above the threshold; 0 if there is none. *cosine: that of the answer. */
-static int most_recent_similar(const struct compact_kernels *kernels, const float *unit, int n, int d, int i,
-                               float threshold, float *cosine)
+/* Newest entry after i whose cosine with i is above the threshold; -1 if there is none. */
+static int32_t similar_after(const struct compact_kernels *kernels, const float *unit, int n, int d, int i, float threshold)
 {
     float row[SCAN_ROWS];
-    *cosine = 0;
-    for (int end = n; end > 0; end -= SCAN_ROWS) {
-        int begin = end > SCAN_ROWS ? end - SCAN_ROWS : 0;
+    for (int end = n; end > i + 1; end -= SCAN_ROWS) {
+        const int begin = end - SCAN_ROWS > i + 1 ? end - SCAN_ROWS : i + 1;
         kernels->dot_rows(unit + (int64_t)i * d, unit + (int64_t)begin * d, end - begin, d, row);
-        for (int j = end - 1; j >= begin; j--) {
-            if (j == i || !(row[j - begin] > threshold)) continue;
-            *cosine = row[j - begin];
-            return j;
-        }
-        if (begin == 0 && i != 0) *cosine = row[0];
+        for (int j = end - 1; j >= begin; j--)
+            if (row[j - begin] > threshold) return j;
+    }
+    return -1;
+}
+
+/* Newest entry before i whose cosine with i is above the threshold; 0 if there is none, as the rule wants. after[j] is
+ * what entry j found after itself: it tells where pair (j, i) was already looked at, and cosines are symmetric. */
+static int32_t similar_before(const struct compact_kernels *kernels, const float *unit, int d, int i, float threshold,
+                              const int32_t *after)
+{
+    float row[SCAN_ROWS];
+    for (int end = i; end > 0; end -= SCAN_ROWS) {
+        const int begin = end > SCAN_ROWS ? end - SCAN_ROWS : 0;
+        int open = 0;
+        for (int j = begin; j < end; j++) open |= after[j] > i;
+        if (open) kernels->dot_rows(unit + (int64_t)i * d, unit + (int64_t)begin * d, end - begin, d, row);
+        for (int j = end - 1; j >= begin; j--)
+            if (after[j] == i || (after[j] > i && row[j - begin] > threshold)) return j;
     }
     return 0;
 }
@@ -103,12 +145,18 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
         for (int k = 0; k < d; k++) sum[k] += to[k];
     }
     kernels->dot_rows(sum, unit, n, d, column);
+    for (int i = 0; i < n; i++) relieved[i] = similar_after(kernels, unit, n, d, i, (float)threshold);
+    /* From the last entry on: those before i still say what they found after themselves. */
+    for (int i = n - 1; i >= 0; i--)
+        if (relieved[i] < 0) relieved[i] = similar_before(kernels, unit, d, i, (float)threshold, relieved);
     for (int i = 0; i < n; i++) {
-        float self, cosine;
-        kernels->dot_rows(unit + (int64_t)i * d, unit + (int64_t)i * d, 1, d, &self);
-        column[i] -= self;
-        relieved[i] = most_recent_similar(kernels, unit, n, d, i, (float)threshold, &cosine);
-        column[relieved[i]] -= cosine;
+        const float *own = unit + (int64_t)i * d;
+        float dot;
+        kernels->dot_rows(own, own, 1, d, &dot);
+        column[i] -= dot;
+        if (relieved[i] == i) continue; /* entry 0 without a similar one: its diagonal is gone already */
+        kernels->dot_rows(own, unit + (int64_t)relieved[i] * d, 1, d, &dot);
+        column[relieved[i]] -= dot;
     }
     for (int j = 0; j < n; j++) redundancy[j] = column[j] / (float)n;
     if (column != redundancy) memcpy(column, redundancy, (size_t)n * sizeof *column);
