@@ -217,7 +217,9 @@ static int result_judge(struct pg *pg, const PGresult *result, struct kvf_err *e
     kvf_fail(err, KVF_ECORRUPT, "database %s: SQLSTATE %s: %s", pg->where, state, line);
     if (strcmp(state, "53100") == 0) return KVF_EIO;
     if (strcmp(state, "57014") == 0) return KVF_EAGAIN;
-    if (strcmp(state, "40001") == 0 || strcmp(state, "40P01") == 0 || strcmp(state, "55P03") == 0) return KVF_ECONFLICT;
+    if (strcmp(state, "40001") == 0 || strcmp(state, "40P01") == 0 || strcmp(state, "55P03") == 0 ||
+        strcmp(state, "23505") == 0)
+        return KVF_ECONFLICT;
     return KVF_ECORRUPT;
 }
 

@@ -3,7 +3,7 @@
  *   KVF_EUNAVAIL   the connection is lost or the server is not there: connect again (the outcome is not known)
  *   KVF_EIO        disk full (SQLSTATE 53100): nothing was written, the connection is good, try again later
  *   KVF_EAGAIN     the server cancelled the statement (57014: it took too long); nothing was written
- *   KVF_ECONFLICT  serialisation, deadlock, lock timeout: nothing was written, try again now
+ *   KVF_ECONFLICT  serialisation, deadlock, lock timeout, unique key: nothing was written, try again now
  *   KVF_ECORRUPT   the statement is refused: a mistake in it or in its values; nothing was written
  * One thread a connection.
  */

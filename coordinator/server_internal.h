@@ -53,7 +53,7 @@ struct intake {
     struct intake_row *rows;
     uint32_t n_rows, cap_rows;
     struct store_row *stored;
-    int64_t *done;
+    int64_t *done, *fences;
     size_t bytes;
 };
 

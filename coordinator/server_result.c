@@ -38,6 +38,8 @@ static bool intake_room(struct intake *intake, uint32_t rows)
     intake->stored = more;
     if ((more = realloc(intake->done, intake->cap_rows * sizeof *intake->done)) == NULL) goto fail;
     intake->done = more;
+    if ((more = realloc(intake->fences, intake->cap_rows * sizeof *intake->fences)) == NULL) goto fail;
+    intake->fences = more;
     return true;
 fail:
     intake->cap_rows = cap;
@@ -191,6 +193,7 @@ void intake_free(struct server *server)
     free(server->intake.rows);
     free(server->intake.stored);
     free(server->intake.done);
+    free(server->intake.fences);
     memset(&server->intake, 0, sizeof server->intake);
 }
 
@@ -266,10 +269,19 @@ static void intake_refused(struct server *server)
     intake_clear(server);
 }
 
+/* False when it is there already: most likely it is the last one. */
+static bool fence_add(int64_t *fences, uint32_t *n, int64_t fence)
+{
+    for (uint32_t i = *n; i > 0; i--)
+        if (fences[i - 1] == fence) return false;
+    fences[(*n)++] = fence;
+    return true;
+}
+
 void intake_commit(struct server *server)
 {
     struct intake *intake = &server->intake;
-    uint32_t n_stored = 0, n_done = 0, n_fenced = 0;
+    uint32_t n_stored = 0, n_done = 0, n_fences = 0, n_fenced = 0;
     int64_t *fenced = NULL;
     struct kvf_err err = {""};
     int code;
@@ -278,19 +290,18 @@ void intake_commit(struct server *server)
     for (uint32_t i = 0; i < intake->n_rows; i++) {
         const struct intake_row *row = &intake->rows[i];
         const struct queue_lease *lease = row->lease;
-        bool is_last = true;
         if (!row->failed)
             intake->stored[n_stored++] = (struct store_row){
                 .fence = lease->fence,
                 .cell_id = (int64_t)lease->job->cells[lease->job->samples[lease->samples[row->place]].cell].spec.cell_id,
                 .result = row->result};
-        if ((lease->open & ~lease->claimed) != 0) continue;
-        for (uint32_t j = n_done; j > 0 && is_last; j--) is_last = intake->done[j - 1] != lease->fence;
-        if (is_last) intake->done[n_done++] = lease->fence;
+        if (!fence_add(intake->fences, &n_fences, lease->fence)) continue;
+        if ((lease->open & ~lease->claimed) == 0) intake->done[n_done++] = lease->fence;
     }
-    code = n_stored + n_done == 0
+    code = n_fences == 0
                ? KVF_OK
-               : store_results(&server->store, intake->stored, n_stored, intake->done, n_done, &fenced, &n_fenced, &err);
+               : store_results(&server->store, intake->fences, n_fences, intake->stored, n_stored, intake->done, n_done,
+                               &fenced, &n_fenced, &err);
     if (code == KVF_OK) {
         intake_committed(server, fenced, n_fenced);
         intake_clear(server);

@@ -88,10 +88,12 @@ struct store_row {
 };
 /* KVF_EINVAL: a value that the tables do not take (unknown finish or grade, a negative or too large count). */
 KVF_MUSTCHECK int store_result_check(const struct rec_result *result, struct kvf_err *err);
-/* One statement, one commit: rows whose lease is active become results and grades (those that are there already are left as
- * they are), and the leases in `done` end. *fenced: those fences of the rows that are not active, malloc'd. */
-KVF_MUSTCHECK int store_results(struct store *store, const struct store_row *rows, uint32_t n, const int64_t *done,
-                                uint32_t n_done, int64_t **fenced, uint32_t *n_fenced, struct kvf_err *err);
+/* One statement, one commit: rows whose lease (one of `fences`, each once) is active become results and grades, those that
+ * are there already are left as they are, and the leases in `done` end. *fenced: those of the fences that are not active,
+ * malloc'd. */
+KVF_MUSTCHECK int store_results(struct store *store, const int64_t *fences, uint32_t n_fences, const struct store_row *rows,
+                                uint32_t n, const int64_t *done, uint32_t n_done, int64_t **fenced, uint32_t *n_fenced,
+                                struct kvf_err *err);
 /* Of a batch whose lease is not in the queue any more: whether it may be forgotten by the worker because the lease ended as
  * done or each of its samples has a result. */
 KVF_MUSTCHECK int store_batch_known(struct store *store, int64_t fence, const struct rec_result *results, uint32_t n,
