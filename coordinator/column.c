@@ -8,7 +8,10 @@
 /* Type oids of the catalogue, fixed for ever (pg_type.dat). */
 static const struct {
     uint32_t element, array;
-} oids[] = {[COLUMN_INT] = {20, 1016}, [COLUMN_REAL] = {701, 1022}, [COLUMN_TEXT] = {25, 1009}, [COLUMN_NUMERIC] = {1700, 1231}};
+} oids[] = {[COLUMN_INT] = {20, 1016},
+            [COLUMN_REAL] = {701, 1022},
+            [COLUMN_TEXT] = {25, 1009},
+            [COLUMN_NUMERIC] = {1700, 1231}};
 
 static void put16(char *out, uint16_t value)
 {

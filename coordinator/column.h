@@ -32,9 +32,10 @@ void column_free(struct column *column);
 /* Keeps the memory for the next batch. */
 void column_clear(struct column *column);
 
-void column_int(struct column *column, int64_t value);      /* MSG_NULL_INT: NULL */
-void column_real(struct column *column, double value);      /* NaN: NULL */
-void column_text(struct column *column, struct str value);  /* text NULL: NULL; NUL bytes become U+FFFD, which can be stored */
+void column_int(struct column *column, int64_t value); /* MSG_NULL_INT: NULL */
+void column_real(struct column *column, double value); /* NaN: NULL */
+void column_text(struct column *column,
+                 struct str value); /* text NULL: NULL; NUL bytes become U+FFFD, which can be stored */
 void column_numeric(struct column *column, uint64_t value);
 
 /* Writes the head; data and len are the parameter's value. */

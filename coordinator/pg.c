@@ -94,7 +94,8 @@ static void line_of(const char *message, char *out, size_t cap)
 {
     size_t len = 0;
 
-    for (; *message != '\0' && len + 1 < cap; message++) out[len++] = *message == '\n' || *message == '\t' ? ' ' : *message;
+    for (; *message != '\0' && len + 1 < cap; message++)
+        out[len++] = *message == '\n' || *message == '\t' ? ' ' : *message;
     while (len > 0 && out[len - 1] == ' ') len--;
     out[len] = '\0';
 }
@@ -120,8 +121,12 @@ int pg_connect_start(struct pg *pg, const char *conninfo, const char *applicatio
 {
     static const struct {
         const char *key, *value;
-    } ours[] = {{"connect_timeout", "5"},     {"keepalives_idle", "10"},       {"keepalives_interval", "5"},
-                {"keepalives_count", "3"},    {"tcp_user_timeout", "15000"},   {"client_encoding", "UTF8"},
+    } ours[] = {{"connect_timeout", "5"},
+                {"keepalives_idle", "10"},
+                {"keepalives_interval", "5"},
+                {"keepalives_count", "3"},
+                {"tcp_user_timeout", "15000"},
+                {"client_encoding", "UTF8"},
                 {"fallback_application_name", "kvfleet-coordinator"}};
     const char *keys[64], *values[64];
     int n = 0;
@@ -151,7 +156,8 @@ int pg_connect_start(struct pg *pg, const char *conninfo, const char *applicatio
     pg->conn = PQconnectStartParams(keys, values, 0);
     {
         const char *host = option_value(given, "host"), *name = option_value(given, "dbname");
-        snprintf(pg->where, sizeof pg->where, "%s on %s", name == NULL ? "(default)" : name, host == NULL ? "local socket" : host);
+        snprintf(pg->where, sizeof pg->where, "%s on %s", name == NULL ? "(default)" : name,
+                 host == NULL ? "local socket" : host);
     }
     PQconninfoFree(given);
     if (pg->conn == NULL) return kvf_fail(err, KVF_ENOMEM, "database %s: out of memory", pg->where);
@@ -246,7 +252,8 @@ static int statement_finish(struct pg *pg, int timeout_ms, PGresult **out, struc
         last = result;
     }
     if (last == NULL) return unavailable(pg, "connection lost", err);
-    if (PQresultStatus(last) != PGRES_COMMAND_OK && PQresultStatus(last) != PGRES_TUPLES_OK) code = result_judge(pg, last, err);
+    if (PQresultStatus(last) != PGRES_COMMAND_OK && PQresultStatus(last) != PGRES_TUPLES_OK)
+        code = result_judge(pg, last, err);
     if (code == KVF_OK && out != NULL) {
         *out = last;
         return KVF_OK;
@@ -258,12 +265,14 @@ static int statement_finish(struct pg *pg, int timeout_ms, PGresult **out, struc
 static int statement_start(struct pg *pg, const struct pg_params *params, PGresult **out, struct kvf_err *err)
 {
     if (out != NULL) *out = NULL;
-    if (params != NULL && params->failed) return kvf_fail(err, KVF_ENOMEM, "database %s: out of memory for a statement", pg->where);
+    if (params != NULL && params->failed)
+        return kvf_fail(err, KVF_ENOMEM, "database %s: out of memory for a statement", pg->where);
     if (pg->conn == NULL || pg->connecting) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
     return KVF_OK;
 }
 
-int pg_run(struct pg *pg, const char *sql, const struct pg_params *params, int timeout_ms, PGresult **out, struct kvf_err *err)
+int pg_run(struct pg *pg, const char *sql, const struct pg_params *params, int timeout_ms, PGresult **out,
+           struct kvf_err *err)
 {
     int code = statement_start(pg, params, out, err), n = params == NULL ? 0 : params->n;
 

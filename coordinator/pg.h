@@ -47,7 +47,8 @@ KVF_MUSTCHECK int pg_connect_start(struct pg *pg, const char *conninfo, const ch
 KVF_MUSTCHECK int pg_connect_poll(struct pg *pg, int wait_ms, struct kvf_err *err);
 void pg_close(struct pg *pg);
 
-/* Runs one statement; *out (NULL: not wanted) must be cleared with PQclear. At the deadline the connection is closed. */
+/* Runs one statement; *out (NULL: not wanted) must be cleared with PQclear. At the deadline the connection is closed.
+ */
 KVF_MUSTCHECK int pg_run(struct pg *pg, const char *sql, const struct pg_params *params, int timeout_ms, PGresult **out,
                          struct kvf_err *err);
 /* The same with a statement that was prepared on this connection under `name`. */

@@ -105,7 +105,8 @@ static uint32_t sample_from_line(struct queue_job *job)
     return index;
 }
 
-static void sample_settle(struct queue_job *job, uint32_t index, bool error, bool correct, int64_t tokens, int64_t now_ms)
+static void sample_settle(struct queue_job *job, uint32_t index, bool error, bool correct, int64_t tokens,
+                          int64_t now_ms)
 {
     struct queue_cell *cell = &job->cells[job->samples[index].cell];
     int64_t slot = now_ms / QUEUE_RATE_MS;
@@ -332,8 +333,8 @@ void queue_worker_remove(struct queue *queue, struct queue_worker *worker)
     free(worker);
 }
 
-void queue_worker_ready(struct queue *queue, struct queue_worker *worker, uint32_t credit, const struct rec_fence *named,
-                        uint32_t n_named, int64_t now_ms)
+void queue_worker_ready(struct queue *queue, struct queue_worker *worker, uint32_t credit,
+                        const struct rec_fence *named, uint32_t n_named, int64_t now_ms)
 {
     uint32_t on_the_way = 0;
 
@@ -420,7 +421,8 @@ uint32_t queue_grant(struct queue *queue, struct queue_lease **out, uint32_t max
     return n;
 }
 
-int queue_lease_confirm(struct queue *queue, struct queue_lease *lease, int64_t fence, int64_t now_ms, struct kvf_err *err)
+int queue_lease_confirm(struct queue *queue, struct queue_lease *lease, int64_t fence, int64_t now_ms,
+                        struct kvf_err *err)
 {
     if (map_put_int(&queue->lease_by_fence, fence, lease) != KVF_OK)
         return kvf_fail(err, KVF_ENOMEM, "lease %" PRId64 ": out of memory", fence);
@@ -449,8 +451,8 @@ static int sample_by_id(const void *key, const void *element)
     return wanted < got ? -1 : wanted > got;
 }
 
-int queue_lease_adopt(struct queue *queue, struct queue_job *job, int64_t run_id, int64_t fence, const int64_t *sample_ids,
-                      uint32_t n, int64_t now_ms, struct kvf_err *err)
+int queue_lease_adopt(struct queue *queue, struct queue_job *job, int64_t run_id, int64_t fence,
+                      const int64_t *sample_ids, uint32_t n, int64_t now_ms, struct kvf_err *err)
 {
     struct queue_lease *lease = calloc(1, sizeof *lease);
     struct queue_worker *worker = queue_worker_find(queue, run_id);
@@ -462,7 +464,10 @@ int queue_lease_adopt(struct queue *queue, struct queue_job *job, int64_t run_id
     for (uint32_t i = 0; i < n && lease->n_samples < QUEUE_LEASE_SAMPLES; i++) {
         struct queue_sample *sample =
             bsearch(&sample_ids[i], job->samples, job->n_samples, sizeof *job->samples, sample_by_id);
-        if (sample == NULL || sample->state != SAMPLE_PENDING) continue;
+        if (sample == NULL || sample->state != SAMPLE_PENDING) {
+            lease->partial = true;
+            continue;
+        }
         sample->state = SAMPLE_LEASED;
         sample->attempts++;
         lease->samples[lease->n_samples] = (uint32_t)(sample - job->samples);
@@ -480,7 +485,7 @@ int queue_lease_place(const struct queue_lease *lease, int64_t sample_id)
 {
     for (uint32_t i = 0; i < lease->n_samples; i++)
         if (lease->job->samples[lease->samples[i]].sample_id == sample_id) return lease->open & (1u << i) ? (int)i : -2;
-    return -1;
+    return lease->partial ? -2 : -1;
 }
 
 void queue_lease_renew(struct queue *queue, struct queue_lease *lease, int64_t now_ms)
@@ -497,8 +502,8 @@ static uint32_t lease_close(struct queue_lease *lease, int place)
     return lease->samples[place];
 }
 
-void queue_lease_settle(struct queue *queue, struct queue_lease *lease, int place, bool error, bool correct, int64_t tokens,
-                        int64_t now_ms)
+void queue_lease_settle(struct queue *queue, struct queue_lease *lease, int place, bool error, bool correct,
+                        int64_t tokens, int64_t now_ms)
 {
     (void)queue;
     sample_settle(lease->job, lease_close(lease, place), error, correct, tokens, now_ms);
@@ -582,9 +587,10 @@ static int job_check(const struct queue *queue, const struct queue_job *job, uin
     if (job->n_leases != leases || total != job->total || done != job->done ||
         (job->state == JOB_RUNNING && job->done != job->total - job->n_samples + settled))
         return kvf_fail(err, KVF_ECORRUPT,
-                        "job %" PRId64 ": %" PRId64 " of %" PRId64 " done, cells say %" PRId64 " of %" PRId64 ", %" PRId64
-                        " settled of %" PRIu32 "; %" PRId64 " leases, counted %" PRId64,
-                        job->job_id, job->done, job->total, done, total, settled, job->n_samples, job->n_leases, leases);
+                        "job %" PRId64 ": %" PRId64 " of %" PRId64 " done, cells say %" PRId64 " of %" PRId64
+                        ", %" PRId64 " settled of %" PRIu32 "; %" PRId64 " leases, counted %" PRId64,
+                        job->job_id, job->done, job->total, done, total, settled, job->n_samples, job->n_leases,
+                        leases);
     return KVF_OK;
 }
 
@@ -592,7 +598,8 @@ int queue_check(const struct queue *queue, struct kvf_err *err)
 {
     for (const struct queue_job *job = queue->jobs; job != NULL; job = job->next) {
         uint8_t *seen = calloc(job->n_samples + 1, 1);
-        int code = seen == NULL ? kvf_fail(err, KVF_ENOMEM, "queue_check: out of memory") : job_check(queue, job, seen, err);
+        int code =
+            seen == NULL ? kvf_fail(err, KVF_ENOMEM, "queue_check: out of memory") : job_check(queue, job, seen, err);
         free(seen);
         if (code != KVF_OK) return code;
     }

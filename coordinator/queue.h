@@ -1,8 +1,9 @@
 /* queue.h: what is left to do, who does it, and until when: the coordinator's core as a pure state machine.
  *
- * No I/O, no clock, no thread: every function takes the time (monotonic milliseconds) and changes memory only. PostgreSQL is
- * the truth and this is a view of it: the server writes first and tells the queue afterwards, and builds it anew from the
- * tables whenever the database connection was lost. One owner; structs are open to be read, only queue.c writes them.
+ * No I/O, no clock, no thread: every function takes the time (monotonic milliseconds) and changes memory only.
+ * PostgreSQL is the truth and this is a view of it: the server writes first and tells the queue afterwards, and builds
+ * it anew from the tables whenever the database connection was lost. One owner; structs are open to be read, only
+ * queue.c writes them.
  *
  * A sample is on exactly one list:
  *   PENDING    in its job's `pending` ring
@@ -68,7 +69,7 @@ struct queue_job {
     struct {
         int64_t slot, samples, tokens;
     } rate[QUEUE_RATE_SLOTS];
-    struct arena texts;                  /* everything that cells and problems point into */
+    struct arena texts; /* everything that cells and problems point into */
 };
 
 struct queue_lease {
@@ -81,6 +82,7 @@ struct queue_lease {
     uint32_t samples[QUEUE_LEASE_SAMPLES]; /* indexes into the job's samples */
     uint32_t n_samples, n_open;            /* open: neither settled nor failed under this lease */
     uint32_t open;                         /* bit i: samples[i] is open */
+    bool partial;                          /* adopted without the samples that had a result already */
     uint32_t claimed;                      /* bit i: its row is on the way into the database; the server's */
 };
 
@@ -137,23 +139,24 @@ void queue_job_rates(const struct queue_job *job, int64_t now_ms, double *sample
 /* ---- workers ---- */
 
 /* Leases that were loaded for this run become the worker's. */
-KVF_MUSTCHECK int queue_worker_add(struct queue *queue, int64_t run_id, const struct rec_model *models, uint32_t n_models,
-                                   struct queue_worker **out, struct kvf_err *err);
+KVF_MUSTCHECK int queue_worker_add(struct queue *queue, int64_t run_id, const struct rec_model *models,
+                                   uint32_t n_models, struct queue_worker **out, struct kvf_err *err);
 /* Its leases stay until they expire or end otherwise. */
 void queue_worker_remove(struct queue *queue, struct queue_worker *worker);
 struct queue_worker *queue_worker_find(const struct queue *queue, int64_t run_id);
 /* Renews the named leases that are this worker's. `credit` was counted when READY was sent: samples of leases that were
  * granted since (not named, younger than two heartbeats) are taken off. */
-void queue_worker_ready(struct queue *queue, struct queue_worker *worker, uint32_t credit, const struct rec_fence *named,
-                        uint32_t n_named, int64_t now_ms);
+void queue_worker_ready(struct queue *queue, struct queue_worker *worker, uint32_t credit,
+                        const struct rec_fence *named, uint32_t n_named, int64_t now_ms);
 /* Silent: gets nothing until it is heard again. */
 void queue_worker_silent(struct queue *queue, struct queue_worker *worker);
 
 /* ---- leases ---- */
 
 struct queue_lease *queue_lease_find(const struct queue *queue, int64_t fence);
-/* Makes at most `max` leases without a fence: in order of jobs, each of one job, at most credit and 32 samples; near the
- * end of a job ceil(pending / (2 x workers)), so that the last ones end together. Each must be confirmed or undone. */
+/* Makes at most `max` leases without a fence: in order of jobs, each of one job, at most credit and 32 samples; near
+ * the end of a job ceil(pending / (2 x workers)), so that the last ones end together. Each must be confirmed or undone.
+ */
 uint32_t queue_grant(struct queue *queue, struct queue_lease **out, uint32_t max);
 KVF_MUSTCHECK int queue_lease_confirm(struct queue *queue, struct queue_lease *lease, int64_t fence, int64_t now_ms,
                                       struct kvf_err *err);
@@ -162,12 +165,13 @@ void queue_lease_undo(struct queue *queue, struct queue_lease *lease);
  * left out. */
 KVF_MUSTCHECK int queue_lease_adopt(struct queue *queue, struct queue_job *job, int64_t run_id, int64_t fence,
                                     const int64_t *sample_ids, uint32_t n, int64_t now_ms, struct kvf_err *err);
-/* Place of an open sample in the lease, -1 when it is not in it, -2 when it is not open any more. */
+/* Place of an open sample in the lease; -2 when it is not open any more (in a partial lease also when it is not known:
+ * the worker sends again what was committed before a restart); -1 when it is not in it. */
 int queue_lease_place(const struct queue_lease *lease, int64_t sample_id);
 void queue_lease_renew(struct queue *queue, struct queue_lease *lease, int64_t now_ms);
 /* Its result is committed. */
-void queue_lease_settle(struct queue *queue, struct queue_lease *lease, int place, bool error, bool correct, int64_t tokens,
-                        int64_t now_ms);
+void queue_lease_settle(struct queue *queue, struct queue_lease *lease, int place, bool error, bool correct,
+                        int64_t tokens, int64_t now_ms);
 /* The worker could not do this one: pending again, or exhausted. */
 void queue_lease_fail(struct queue *queue, struct queue_lease *lease, int place);
 /* Ends it: what is open is pending again or exhausted; `returned`: the worker gave it back, which is no attempt. */
@@ -179,8 +183,8 @@ void queue_exhausted_settle(struct queue *queue, struct queue_job *job, int64_t 
 
 /* ---- time ---- */
 
-/* Once per turn of the loop. A turn that comes late by more than a heartbeat holds expiry back, so that what workers said
- * meanwhile is heard first. */
+/* Once per turn of the loop. A turn that comes late by more than a heartbeat holds expiry back, so that what workers
+ * said meanwhile is heard first. */
 void queue_tick(struct queue *queue, int64_t now_ms);
 /* Nothing expires before `until_ms`. */
 void queue_hold(struct queue *queue, int64_t until_ms);

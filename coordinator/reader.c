@@ -14,8 +14,8 @@
 #define CONNECT_MS 3000
 #define ANSWER_MS  20000 /* beyond the server's own limit on a statement */
 
-/* Every view: $1 job, $2 sample, $3 cell, $4 failures only, $5 the key to go on after, $6 rows at most. A row is its JSON and
- * the key of its place. A seed does not fit the numbers of JSON readers: text. */
+/* Every view: $1 job, $2 sample, $3 cell, $4 failures only, $5 the key to go on after, $6 rows at most. A row is its
+ * JSON and the key of its place. A seed does not fit the numbers of JSON readers: text. */
 static const struct view {
     const char *name, *needs, *sql;
 } views[] = {
@@ -24,11 +24,14 @@ static const struct view {
      "ORDER BY job_id DESC LIMIT $6) v"},
     {"job", "j", "SELECT row_to_json(v)::text, v.job_id FROM v_job v WHERE v.job_id = $1 AND $5::bigint IS NULL"},
     {"cells", "j",
-     "SELECT row_to_json(v)::text, v.ordinal FROM v_cell v WHERE v.job_id = $1 AND ($3::bigint IS NULL OR v.cell_id = $3) "
+     "SELECT row_to_json(v)::text, v.ordinal FROM v_cell v WHERE v.job_id = $1 AND ($3::bigint IS NULL OR v.cell_id = "
+     "$3) "
      "AND ($5::bigint IS NULL OR v.ordinal > $5) ORDER BY v.ordinal LIMIT $6"},
     {"samples", "j",
-     "SELECT (to_jsonb(v) - 'problem' - 'text' || jsonb_build_object('seed', v.seed::text))::text, v.sample_id FROM v_sample v "
-     "WHERE v.job_id = $1 AND ($3::bigint IS NULL OR v.cell_id = $3) AND ($4::bigint = 0 OR v.verdict IS DISTINCT FROM 'correct') "
+     "SELECT (to_jsonb(v) - 'problem' - 'text' || jsonb_build_object('seed', v.seed::text))::text, v.sample_id FROM "
+     "v_sample v "
+     "WHERE v.job_id = $1 AND ($3::bigint IS NULL OR v.cell_id = $3) AND ($4::bigint = 0 OR v.verdict IS DISTINCT FROM "
+     "'correct') "
      "AND ($5::bigint IS NULL OR v.sample_id > $5) ORDER BY v.sample_id LIMIT $6"},
     {"sample", "js",
      "SELECT (to_jsonb(v) || jsonb_build_object('seed', v.seed::text))::text, v.sample_id FROM v_sample v "
@@ -38,10 +41,13 @@ static const struct view {
      "ORDER BY run_id DESC LIMIT $6) v"},
     /* of a job that is not in the coordinator's memory */
     {"progress", "j",
-     "SELECT json_build_object('job_id', j.job_id, 'state', j.state, 'total', j.n_samples, 'done', j.done, 'errors', j.errors, "
+     "SELECT json_build_object('job_id', j.job_id, 'state', j.state, 'total', j.n_samples, 'done', j.done, 'errors', "
+     "j.errors, "
      "'tokens', j.tokens, 'samples_per_s', NULL, 'tokens_per_s', j.tokens_per_s, 'eta_s', NULL, 'workers', 0, "
-     "'elapsed_s', j.wall_s, 'cells', (SELECT coalesce(json_agg(json_build_object('cell_id', c.cell_id, 'label', c.policy || "
-     "coalesce(' b=' || c.budget_tokens, ''), 'total', c.samples_total, 'done', c.samples, 'errors', c.errors, 'correct', "
+     "'elapsed_s', j.wall_s, 'cells', (SELECT coalesce(json_agg(json_build_object('cell_id', c.cell_id, 'label', "
+     "c.policy || "
+     "coalesce(' b=' || c.budget_tokens, ''), 'total', c.samples_total, 'done', c.samples, 'errors', c.errors, "
+     "'correct', "
      "c.correct) ORDER BY c.ordinal), '[]') FROM v_cell c WHERE c.job_id = j.job_id))::text, j.job_id "
      "FROM v_job j WHERE j.job_id = $1 AND $5::bigint IS NULL"},
 };
@@ -84,11 +90,13 @@ static int connection_open(struct reader *reader, struct kvf_err *err)
 
     if (reader->pg.conn != NULL && !reader->pg.connecting) return KVF_OK;
     code = pg_connect_start(&reader->pg, reader->conninfo, "kvfleet-coordinator reader", err);
-    while (code == KVF_OK && (code = pg_connect_poll(&reader->pg, 100, err)) == KVF_EAGAIN && clock_ms() < until) code = KVF_OK;
+    while (code == KVF_OK && (code = pg_connect_poll(&reader->pg, 100, err)) == KVF_EAGAIN && clock_ms() < until)
+        code = KVF_OK;
     if (code != KVF_OK && code != KVF_EAGAIN) return code;
     if (reader->pg.connecting) {
         pg_close(&reader->pg);
-        return kvf_fail(err, KVF_EUNAVAIL, "database %s: no connection within %d s", reader->pg.where, CONNECT_MS / 1000);
+        return kvf_fail(err, KVF_EUNAVAIL, "database %s: no connection within %d s", reader->pg.where,
+                        CONNECT_MS / 1000);
     }
     return pg_run(&reader->pg, "SET statement_timeout = '15s'", NULL, ANSWER_MS, NULL, err);
 }
@@ -112,16 +120,18 @@ static int question_run(struct reader *reader, const struct question *question, 
 }
 
 /* As many rows as fit one message. */
-static int rows_join(const struct question *question, const PGresult *result, struct reader_answer *answer, struct kvf_err *err)
+static int rows_join(const struct question *question, const PGresult *result, struct reader_answer *answer,
+                     struct kvf_err *err)
 {
     int n = PQntuples(result), taken = 0;
     size_t bytes = 2;
 
-    while (taken < n && taken < (int)question->limit && bytes + (size_t)PQgetlength(result, taken, 0) + 1 <= READER_REPLY_BYTES)
+    while (taken < n && taken < (int)question->limit &&
+           bytes + (size_t)PQgetlength(result, taken, 0) + 1 <= READER_REPLY_BYTES)
         bytes += (size_t)PQgetlength(result, taken++, 0) + 1;
     if (n > 0 && taken == 0)
-        return kvf_fail(err, KVF_EUNSUPPORTED, "view %s: a row has %d bytes, at most %d can be sent", question->view->name,
-                        PQgetlength(result, 0, 0), READER_REPLY_BYTES);
+        return kvf_fail(err, KVF_EUNSUPPORTED, "view %s: a row has %d bytes, at most %d can be sent",
+                        question->view->name, PQgetlength(result, 0, 0), READER_REPLY_BYTES);
     answer->rows = malloc(bytes + 1);
     if (answer->rows == NULL) return kvf_fail(err, KVF_ENOMEM, "view %s: out of memory", question->view->name);
     answer->rows[answer->rows_len++] = '[';
@@ -145,17 +155,19 @@ static void question_answer(struct reader *reader, const struct question *questi
     answer->request = question->request;
     answer->page_next = MSG_NULL_INT;
     code = question_run(reader, question, &result, &err);
-    if (code == KVF_EUNAVAIL && reader->pg.conn == NULL) code = question_run(reader, question, &result, &err); /* it was restarted */
+    if (code == KVF_EUNAVAIL && reader->pg.conn == NULL)
+        code = question_run(reader, question, &result, &err); /* it was restarted */
     if (code == KVF_OK) code = rows_join(question, result, answer, &err);
     PQclear(result);
-    if (code == KVF_OK && question->view->needs[0] != '\0' && answer->rows_len == 2 && question->after == MSG_NULL_INT &&
-        strcmp(question->view->name, "samples") != 0) {
+    if (code == KVF_OK && question->view->needs[0] != '\0' && answer->rows_len == 2 &&
+        question->after == MSG_NULL_INT && strcmp(question->view->name, "samples") != 0) {
         free(answer->rows);
         answer->rows = NULL;
         answer->refusal = "not_found";
         if (question->sample_id != MSG_NULL_INT)
-            snprintf(answer->reason, sizeof answer->reason, "job %" PRId64 ": it has no sample %" PRId64 " with a result",
-                     question->job_id, question->sample_id);
+            snprintf(answer->reason, sizeof answer->reason,
+                     "job %" PRId64 ": it has no sample %" PRId64 " with a result", question->job_id,
+                     question->sample_id);
         else
             snprintf(answer->reason, sizeof answer->reason, "job %" PRId64 ": there is no such job", question->job_id);
     } else if (code != KVF_OK) {
@@ -301,7 +313,8 @@ struct reader_answer *reader_take(struct reader *reader)
     struct reader_answer *answers;
     uint64_t count;
 
-    if (read(reader->fd, &count, sizeof count) < 0) count = 0; /* nothing was written: there may be answers all the same */
+    if (read(reader->fd, &count, sizeof count) < 0)
+        count = 0; /* nothing was written: there may be answers all the same */
     pthread_mutex_lock(&reader->mutex);
     answers = reader->answers;
     reader->answers = NULL;

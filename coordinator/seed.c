@@ -10,8 +10,9 @@ uint64_t sample_seed(struct str content_hash, uint64_t ordinal, uint64_t repeat,
     unsigned char digest[crypto_hash_sha256_BYTES];
     char text[160];
     uint64_t seed = 0;
-    int len = snprintf(text, sizeof text, "kvfleet-seed/%.*s/%" PRIu64 "/%" PRIu64 "/%" PRIu64,
-                       (int)(content_hash.len > 64 ? 64 : content_hash.len), content_hash.text, ordinal, repeat, job_seed);
+    int len =
+        snprintf(text, sizeof text, "kvfleet-seed/%.*s/%" PRIu64 "/%" PRIu64 "/%" PRIu64,
+                 (int)(content_hash.len > 64 ? 64 : content_hash.len), content_hash.text, ordinal, repeat, job_seed);
 
     crypto_hash_sha256(digest, (const unsigned char *)text, (unsigned long long)len);
     for (int i = 7; i >= 0; i--) seed = seed << 8 | digest[i];

@@ -68,8 +68,8 @@ static int queue_reload(struct server *server, struct kvf_err *err)
     code = store_load(&server->store, &server->queue, now_ms, err);
     if (code != KVF_OK) return code;
     for (const struct queue_job *job = server->queue.jobs; job != NULL; job = job->next)
-        log_event(LOG_INFO_LEVEL, "job_loaded", "job=%" PRId64 " done=%" PRId64 " of=%" PRId64 " leases=%" PRId64, job->job_id,
-                  job->done, job->total, job->n_leases);
+        log_event(LOG_INFO_LEVEL, "job_loaded", "job=%" PRId64 " done=%" PRId64 " of=%" PRId64 " leases=%" PRId64,
+                  job->job_id, job->done, job->total, job->n_leases);
     return KVF_OK;
 }
 
@@ -119,10 +119,9 @@ static int database_wait(struct server *server, struct kvf_err *err)
         if (code == KVF_ECONFLICT && now >= start + (stale ? server->options->db_wait_ms : LOCK_WAIT_MS)) return code;
         if (now >= deadline) {
             struct kvf_err last = *err;
-            return code == KVF_ECONFLICT
-                       ? code
-                       : kvf_fail(err, code, "no database within %.1f s (--db-wait): %.900s",
-                                  (double)server->options->db_wait_ms / 1000, last.text);
+            return code == KVF_ECONFLICT ? code
+                                         : kvf_fail(err, code, "no database within %.1f s (--db-wait): %.900s",
+                                                    (double)server->options->db_wait_ms / 1000, last.text);
         }
         log_event(LOG_INFO_LEVEL, "database_away", "why=%s", err->text);
         usleep((useconds_t)(backoff_ms * 1000));
@@ -164,19 +163,38 @@ void server_handle(struct server *server, struct wire_message *message)
     bool settled = true;
 
     switch (message->in.type) {
-    case MSG_HELLO_TYPE: settled = worker_hello(server, wire, body); break;
-    case MSG_READY_TYPE: worker_ready(server, wire, body); break;
+    case MSG_HELLO_TYPE:
+        settled = worker_hello(server, wire, body);
+        break;
+    case MSG_READY_TYPE:
+        worker_ready(server, wire, body);
+        break;
     case MSG_RESULT_TYPE:
         if (!intake_add(server, message)) server_hold(server, message);
         return;
-    case MSG_RELEASE_TYPE: settled = worker_release(server, wire, body); break;
-    case MSG_BYE_TYPE: settled = worker_bye(server, wire, body); break;
-    case MSG_SUBMIT_TYPE: client_submit(server, wire, body); break;
-    case MSG_PROBLEMS_TYPE: client_problems(server, wire, body); break;
-    case MSG_START_TYPE: client_start(server, wire, body); break;
-    case MSG_CANCEL_TYPE: client_cancel(server, wire, body); break;
-    case MSG_QUERY_TYPE: client_query(server, wire, body); break;
-    default: break; /* the wire lets nothing else through */
+    case MSG_RELEASE_TYPE:
+        settled = worker_release(server, wire, body);
+        break;
+    case MSG_BYE_TYPE:
+        settled = worker_bye(server, wire, body);
+        break;
+    case MSG_SUBMIT_TYPE:
+        client_submit(server, wire, body);
+        break;
+    case MSG_PROBLEMS_TYPE:
+        client_problems(server, wire, body);
+        break;
+    case MSG_START_TYPE:
+        client_start(server, wire, body);
+        break;
+    case MSG_CANCEL_TYPE:
+        client_cancel(server, wire, body);
+        break;
+    case MSG_QUERY_TYPE:
+        client_query(server, wire, body);
+        break;
+    default:
+        break; /* the wire lets nothing else through */
     }
     if (settled)
         wire_message_free(message);
@@ -260,8 +278,7 @@ static int signals_open(struct server *server, struct kvf_err *err)
     signal(SIGPIPE, SIG_IGN);
     server->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (server->signal_fd < 0 || server->epoll_fd < 0)
-        return kvf_fail(err, KVF_EIO, "signals: %s", strerror(errno));
+    if (server->signal_fd < 0 || server->epoll_fd < 0) return kvf_fail(err, KVF_EIO, "signals: %s", strerror(errno));
     return KVF_OK;
 }
 
@@ -301,7 +318,8 @@ static int server_open(struct server *server, struct kvf_err *err)
         queue_init(&server->queue, options->lease_ms, options->heartbeat_ms, server->now_ms);
         code = queue_reload(server, err);
     }
-    if (code == KVF_OK) code = reader_start(options->db_read == NULL ? options->db : options->db_read, &server->reader, err);
+    if (code == KVF_OK)
+        code = reader_start(options->db_read == NULL ? options->db : options->db_read, &server->reader, err);
     if (code == KVF_OK) code = wire_router_open(options->bind, options->keys, &server->router, err);
     if (code == KVF_OK) code = epoll_watch(server, server->signal_fd, err);
     if (code == KVF_OK) code = epoll_watch(server, reader_fd(server->reader), err);
@@ -407,7 +425,8 @@ int server_run(const struct server_options *options, struct kvf_err *err)
         *err = server->fatal_err;
     }
     if (code == KVF_OK)
-        log_event(LOG_INFO_LEVEL, "stopped", "results=%" PRIu64 " duplicate=%" PRIu64 " fenced=%" PRIu64 " expired=%" PRIu64,
+        log_event(LOG_INFO_LEVEL, "stopped",
+                  "results=%" PRIu64 " duplicate=%" PRIu64 " fenced=%" PRIu64 " expired=%" PRIu64,
                   server->results_stored, server->results_duplicate, server->results_fenced, server->leases_expired);
     server_close(server);
     free(server);

@@ -1,8 +1,8 @@
 /* server.h: the coordinator's main loop: one thread owns the ROUTER, the writing connection and the queue.
  *
- * A turn: wait; take messages; write the results that came, in one commit, and only then ACK them; expire, finish, lend.
- * While the database is away nothing is written or expired: what needs it waits in a bounded backlog (what does not fit is
- * sent again by the workers), heartbeats are still heard, clients are told `unavailable`.
+ * A turn: wait; take messages; write the results that came, in one commit, and only then ACK them; expire, finish,
+ * lend. While the database is away nothing is written or expired: what needs it waits in a bounded backlog (what does
+ * not fit is sent again by the workers), heartbeats are still heard, clients are told `unavailable`.
  */
 #ifndef KVF_SERVER_H
 #define KVF_SERVER_H

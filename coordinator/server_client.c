@@ -7,7 +7,8 @@
 #include "coordinator/server_internal.h"
 #include "proto/log.h"
 
-void client_refuse(struct server *server, const struct wire_peer *wire, uint64_t request, const char *code, const char *reason)
+void client_refuse(struct server *server, const struct wire_peer *wire, uint64_t request, const char *code,
+                   const char *reason)
 {
     struct msg_refused msg;
 
@@ -42,8 +43,8 @@ static bool refuse_away(struct server *server, const struct wire_peer *wire, uin
     return true;
 }
 
-static void job_answer(struct server *server, const struct wire_peer *wire, uint64_t request, const struct store_job *job,
-                       const char *state, bool resumed)
+static void job_answer(struct server *server, const struct wire_peer *wire, uint64_t request,
+                       const struct store_job *job, const char *state, bool resumed)
 {
     struct msg_job msg;
 
@@ -92,7 +93,8 @@ static int submit_check(const struct msg_submit *submit, struct kvf_err *err)
         return kvf_fail(err, KVF_EINVAL, "content, model and dataset hash: expected 64 lower-case hex digits each");
     if (submit->n_cells == 0) return kvf_fail(err, KVF_EINVAL, "the job has no cell: expected at least one policy");
     if (submit->n_problems > STORE_SAMPLES_MAX / samples)
-        return kvf_fail(err, KVF_EINVAL, "expected at most %d samples, got %" PRIu64 " problems x %" PRIu64 " repeats x %u cells",
+        return kvf_fail(err, KVF_EINVAL,
+                        "expected at most %d samples, got %" PRIu64 " problems x %" PRIu64 " repeats x %u cells",
                         STORE_SAMPLES_MAX, submit->n_problems, submit->repeats, submit->n_cells);
     for (uint32_t i = 0; i < submit->n_cells; i++) {
         struct kvf_err why = {""};
@@ -117,7 +119,8 @@ void client_submit(struct server *server, const struct wire_peer *wire, const st
         code = store_job_unfinished(&server->store, submit->content_hash, &job.job_id, &err);
         if (code == KVF_OK) code = store_job_look(&server->store, job.job_id, &job, &err);
         if (code == KVF_OK) {
-            log_event(LOG_INFO_LEVEL, "job_resumed", "job=%" PRId64 " state=%s by=%s", job.job_id, job.state, wire->key_name);
+            log_event(LOG_INFO_LEVEL, "job_resumed", "job=%" PRId64 " state=%s by=%s", job.job_id, job.state,
+                      wire->key_name);
             job_answer(server, wire, submit->request, &job, job.state, true);
             return;
         }
@@ -131,8 +134,9 @@ void client_submit(struct server *server, const struct wire_peer *wire, const st
         refuse_store(server, wire, submit->request, code, &err);
         return;
     }
-    log_event(LOG_INFO_LEVEL, "job_submitted", "job=%" PRId64 " cells=%u problems=%" PRIu64 " repeats=%" PRIu64 " by=%s",
-              job.job_id, submit->n_cells, submit->n_problems, submit->repeats, wire->key_name);
+    log_event(LOG_INFO_LEVEL, "job_submitted",
+              "job=%" PRId64 " cells=%u problems=%" PRIu64 " repeats=%" PRIu64 " by=%s", job.job_id, submit->n_cells,
+              submit->n_problems, submit->repeats, wire->key_name);
     job_answer(server, wire, submit->request, &job, "receiving", false);
 }
 
@@ -160,14 +164,15 @@ void client_problems(struct server *server, const struct wire_peer *wire, const 
                             problems->first + i);
     if (code == KVF_OK && (problems->first > job.received || problems->first + problems->n_problems > job.n_problems))
         code = kvf_fail(&err, KVF_EINVAL,
-                        "job %" PRId64 ": expected problems from %" PRIu64 " on, at most %" PRIu64 " in all; got %u from %" PRIu64
-                        " on",
+                        "job %" PRId64 ": expected problems from %" PRIu64 " on, at most %" PRIu64
+                        " in all; got %u from %" PRIu64 " on",
                         job.job_id, job.received, job.n_problems, problems->n_problems, problems->first);
     if (code != KVF_OK) {
         client_refuse(server, wire, problems->request, "bad_request", err.text);
         return;
     }
-    code = store_problems_add(&server->store, job.job_id, problems->first, problems->problems, problems->n_problems, &err);
+    code =
+        store_problems_add(&server->store, job.job_id, problems->first, problems->problems, problems->n_problems, &err);
     if (code != KVF_OK) {
         refuse_store(server, wire, problems->request, code, &err);
         return;
@@ -201,8 +206,8 @@ void client_start(struct server *server, const struct wire_peer *wire, const str
         return;
     }
     if (job.received != job.n_problems) {
-        kvf_fail(&err, KVF_ECONFLICT, "job %" PRId64 ": expected %" PRIu64 " problems before START, got %" PRIu64, job.job_id,
-                 job.n_problems, job.received);
+        kvf_fail(&err, KVF_ECONFLICT, "job %" PRId64 ": expected %" PRIu64 " problems before START, got %" PRIu64,
+                 job.job_id, job.n_problems, job.received);
         client_refuse(server, wire, start->request, "conflict", err.text);
         return;
     }
@@ -295,7 +300,8 @@ void client_cancel(struct server *server, const struct wire_peer *wire, const st
     if (queued != NULL && queued->state == JOB_RUNNING && strcmp(job.state, "cancelled") == 0) {
         for (struct queue_lease *lease = server->queue.first; lease != NULL; lease = lease->next) {
             const struct peer *peer = lease->worker == NULL ? NULL : lease->worker->owner;
-            if (lease->job == queued && peer != NULL) peer_revoke(server, &peer->wire, lease->fence, "the job was cancelled");
+            if (lease->job == queued && peer != NULL)
+                peer_revoke(server, &peer->wire, lease->fence, "the job was cancelled");
         }
         queue_job_cancel(&server->queue, queued, server->now_ms);
         log_event(LOG_INFO_LEVEL, "job_cancelled", "job=%" PRId64 " done=%" PRId64 " of=%" PRId64 " by=%s", job.job_id,
@@ -306,7 +312,8 @@ void client_cancel(struct server *server, const struct wire_peer *wire, const st
 
 /* ---- QUERY ---- */
 
-static void rows_answer(struct server *server, const struct wire_peer *wire, uint64_t request, struct str rows, int64_t next)
+static void rows_answer(struct server *server, const struct wire_peer *wire, uint64_t request, struct str rows,
+                        int64_t next)
 {
     struct msg_rows msg;
 
@@ -338,18 +345,18 @@ static char *progress_text(const struct server *server, const struct queue_job *
     queue_job_rates(job, server->now_ms, &samples_per_s, &tokens_per_s);
     for (uint32_t i = 0; i < job->n_cells; i++) {
         const struct queue_cell *cell = &job->cells[i];
-        json_array_append_new(cells, json_pack("{s:I, s:s, s:I, s:I, s:I, s:I}", "cell_id", (json_int_t)cell->spec.cell_id,
-                                               "label", cell->label, "total", (json_int_t)cell->total, "done",
-                                               (json_int_t)cell->done, "errors", (json_int_t)cell->errors, "correct",
-                                               (json_int_t)cell->correct));
+        json_array_append_new(cells, json_pack("{s:I, s:s, s:I, s:I, s:I, s:I}", "cell_id",
+                                               (json_int_t)cell->spec.cell_id, "label", cell->label, "total",
+                                               (json_int_t)cell->total, "done", (json_int_t)cell->done, "errors",
+                                               (json_int_t)cell->errors, "correct", (json_int_t)cell->correct));
     }
-    rows = json_pack("[{s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:f}]", "job_id", (json_int_t)job->job_id, "state",
-                     states[job->state], "cells", cells, "total", (json_int_t)job->total, "done", (json_int_t)job->done,
-                     "errors", (json_int_t)job->errors, "tokens", (json_int_t)job->tokens, "samples_per_s",
-                     real_or_null(running, samples_per_s), "tokens_per_s", real_or_null(running, tokens_per_s), "eta_s",
-                     real_or_null(running && samples_per_s > 0, (double)(job->total - job->done) / samples_per_s), "workers",
-                     (json_int_t)queue_job_workers(&server->queue, job), "elapsed_s",
-                     (double)(end_ms - job->started_ms) / 1000);
+    rows = json_pack(
+        "[{s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:f}]", "job_id", (json_int_t)job->job_id, "state",
+        states[job->state], "cells", cells, "total", (json_int_t)job->total, "done", (json_int_t)job->done, "errors",
+        (json_int_t)job->errors, "tokens", (json_int_t)job->tokens, "samples_per_s",
+        real_or_null(running, samples_per_s), "tokens_per_s", real_or_null(running, tokens_per_s), "eta_s",
+        real_or_null(running && samples_per_s > 0, (double)(job->total - job->done) / samples_per_s), "workers",
+        (json_int_t)queue_job_workers(&server->queue, job), "elapsed_s", (double)(end_ms - job->started_ms) / 1000);
     text = rows == NULL ? NULL : json_dumps(rows, JSON_COMPACT);
     json_decref(rows);
     return text;
@@ -373,7 +380,8 @@ void client_query(struct server *server, const struct wire_peer *wire, const str
         return;
     }
     code = reader_ask(server->reader, wire, query, &err);
-    if (code != KVF_OK) client_refuse(server, wire, query->request, code == KVF_EINVAL ? "bad_request" : "unavailable", err.text);
+    if (code != KVF_OK)
+        client_refuse(server, wire, query->request, code == KVF_EINVAL ? "bad_request" : "unavailable", err.text);
 }
 
 void client_answers(struct server *server)

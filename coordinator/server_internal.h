@@ -96,8 +96,8 @@ struct server {
 /* ---- server.c ---- */
 
 bool server_can_write(const struct server *server);
-/* What a failed write means. Returns true when it may be tried again later (the database is away or full; nothing of the
- * attempt was written), false when it never will: it has been logged under `event`. */
+/* What a failed write means. Returns true when it may be tried again later (the database is away or full; nothing of
+ * the attempt was written), false when it never will: it has been logged under `event`. */
 bool server_write_failed(struct server *server, const char *event, int code, const struct kvf_err *err);
 /* Sends; a peer that is gone or full is no failure of ours: true when it went out. */
 bool server_send(struct server *server, const struct wire_peer *peer, int type, const void *msg);

@@ -8,7 +8,8 @@
 
 bool intake_is_full(const struct server *server)
 {
-    return server->intake.n_batches >= TURN_MESSAGES || server->intake.n_rows >= TURN_ROWS || server->intake.bytes >= TURN_BYTES;
+    return server->intake.n_batches >= TURN_MESSAGES || server->intake.n_rows >= TURN_ROWS ||
+           server->intake.bytes >= TURN_BYTES;
 }
 
 static void *list_room(void *list, uint32_t *cap, uint32_t need, size_t size)
@@ -61,7 +62,8 @@ static bool batch_unknown(struct server *server, const struct wire_peer *wire, c
 {
     struct kvf_err err = {""};
     bool known = false;
-    int code = store_batch_known(&server->store, (int64_t)result->fence, result->results, result->n_results, &known, &err);
+    int code =
+        store_batch_known(&server->store, (int64_t)result->fence, result->results, result->n_results, &known, &err);
 
     if (code != KVF_OK) return !server_write_failed(server, "result_failed", code, &err);
     if (known) {
@@ -77,7 +79,8 @@ static bool batch_unknown(struct server *server, const struct wire_peer *wire, c
 }
 
 /* What the worker sent cannot be used: its lease ends, others try. */
-static bool batch_invalid(struct server *server, const struct wire_peer *wire, struct queue_lease *lease, const char *why)
+static bool batch_invalid(struct server *server, const struct wire_peer *wire, struct queue_lease *lease,
+                          const char *why)
 {
     struct kvf_err err = {""};
     int64_t fence = lease->fence;
@@ -108,10 +111,11 @@ static int batch_check(const struct queue_lease *lease, const struct msg_result 
         int code = store_result_check(row, err);
         if (code != KVF_OK) return code;
         if (place == -1)
-            return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 " is not one of lease %" PRId64, row->sample_id, lease->fence);
+            return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 " is not one of lease %" PRId64, row->sample_id,
+                            lease->fence);
         if (place >= 0 && lease->job->samples[lease->samples[place]].seed != row->seed)
-            return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": expected seed %" PRIu64 ", got %" PRIu64, row->sample_id,
-                            lease->job->samples[lease->samples[place]].seed, row->seed);
+            return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": expected seed %" PRIu64 ", got %" PRIu64,
+                            row->sample_id, lease->job->samples[lease->samples[place]].seed, row->seed);
     }
     return KVF_OK;
 }
@@ -133,8 +137,9 @@ static void rows_claim(struct intake *intake, struct queue_lease *lease, const s
                                 .result = row};
         intake->bytes += text_bytes(row);
         if (is_error)
-            log_event(LOG_WARN_LEVEL, "sample_error", "job=%" PRId64 " sample=%" PRIu64 " attempt=%" PRIu64 " of=%d why=%.*s",
-                      lease->job->job_id, row->sample_id, row->attempt, lease->job->max_attempts, (int)row->error.len,
+            log_event(LOG_WARN_LEVEL, "sample_error",
+                      "job=%" PRId64 " sample=%" PRIu64 " attempt=%" PRIu64 " of=%d why=%.*s", lease->job->job_id,
+                      row->sample_id, row->attempt, lease->job->max_attempts, (int)row->error.len,
                       row->error.text == NULL ? "" : row->error.text);
     }
 }
@@ -260,7 +265,8 @@ static void intake_refused(struct server *server)
     for (uint32_t i = 0; i < intake->n_batches; i++) {
         struct queue_lease *lease = queue_lease_find(&server->queue, intake->batches[i].fence);
         struct kvf_err err = {""};
-        peer_revoke(server, &intake->batches[i].message.peer, intake->batches[i].fence, "the results could not be stored");
+        peer_revoke(server, &intake->batches[i].message.peer, intake->batches[i].fence,
+                    "the results could not be stored");
         if (lease == NULL) continue;
         if (store_leases_end(&server->store, &lease->fence, 1, "revoked", &err) != KVF_OK)
             log_event(LOG_ERROR_LEVEL, "revoke_failed", "fence=%" PRId64 " why=%s", lease->fence, err.text);
@@ -293,15 +299,15 @@ void intake_commit(struct server *server)
         if (!row->failed)
             intake->stored[n_stored++] = (struct store_row){
                 .fence = lease->fence,
-                .cell_id = (int64_t)lease->job->cells[lease->job->samples[lease->samples[row->place]].cell].spec.cell_id,
+                .cell_id =
+                    (int64_t)lease->job->cells[lease->job->samples[lease->samples[row->place]].cell].spec.cell_id,
                 .result = row->result};
         if (!fence_add(intake->fences, &n_fences, lease->fence)) continue;
         if ((lease->open & ~lease->claimed) == 0) intake->done[n_done++] = lease->fence;
     }
-    code = n_fences == 0
-               ? KVF_OK
-               : store_results(&server->store, intake->fences, n_fences, intake->stored, n_stored, intake->done, n_done,
-                               &fenced, &n_fenced, &err);
+    code = n_fences == 0 ? KVF_OK
+                         : store_results(&server->store, intake->fences, n_fences, intake->stored, n_stored,
+                                         intake->done, n_done, &fenced, &n_fenced, &err);
     if (code == KVF_OK) {
         intake_committed(server, fenced, n_fenced);
         intake_clear(server);

@@ -32,7 +32,8 @@ void peer_heard(struct server *server, struct peer *peer)
     peer->seen = true;
     if (!peer->silent) return;
     peer->silent = false;
-    log_event(LOG_INFO_LEVEL, "worker_back", "run=%" PRId64 " worker=%s@%s", peer->run_id, peer->wire.key_name, peer->host);
+    log_event(LOG_INFO_LEVEL, "worker_back", "run=%" PRId64 " worker=%s@%s", peer->run_id, peer->wire.key_name,
+              peer->host);
 }
 
 void peer_goaway(struct server *server, const struct wire_peer *wire, const char *code, const char *reason)
@@ -82,7 +83,8 @@ static bool peer_rebind(struct server *server, struct peer *peer, const struct w
     return false;
 }
 
-static struct peer *peer_new(struct server *server, const struct wire_peer *wire, const struct msg_hello *hello, int64_t run_id)
+static struct peer *peer_new(struct server *server, const struct wire_peer *wire, const struct msg_hello *hello,
+                             int64_t run_id)
 {
     struct peer *peer = calloc(1, sizeof *peer);
     struct kvf_err err = {"out of memory"};
@@ -168,7 +170,8 @@ void worker_ready(struct server *server, const struct wire_peer *wire, const str
         return;
     }
     peer_heard(server, peer);
-    queue_worker_ready(&server->queue, peer->worker, (uint32_t)ready->credit, ready->leases, ready->n_leases, server->now_ms);
+    queue_worker_ready(&server->queue, peer->worker, (uint32_t)ready->credit, ready->leases, ready->n_leases,
+                       server->now_ms);
     if (!server->db_up) return; /* which leases are active is not known for sure */
     for (uint32_t i = 0; i < ready->n_leases; i++) {
         int64_t fence = (int64_t)ready->leases[i].fence;
@@ -271,8 +274,8 @@ void workers_housekeeping(struct server *server)
         if (!peer->silent) {
             peer->silent = true;
             queue_worker_silent(&server->queue, peer->worker);
-            log_event(LOG_WARN_LEVEL, "worker_silent", "run=%" PRId64 " worker=%s@%s for_ms=%" PRId64 " leases=%u", peer->run_id,
-                      peer->wire.key_name, peer->host, silent_ms, peer->worker->n_leases);
+            log_event(LOG_WARN_LEVEL, "worker_silent", "run=%" PRId64 " worker=%s@%s for_ms=%" PRId64 " leases=%u",
+                      peer->run_id, peer->wire.key_name, peer->host, silent_ms, peer->worker->n_leases);
         }
         if (silent_ms < forget_ms || peer->worker->n_leases > 0 || !server_can_write(server)) continue;
         code = store_run_end(&server->store, peer->run_id, str_of("silent"), &err);
@@ -280,7 +283,8 @@ void workers_housekeeping(struct server *server)
             server_write_failed(server, "run_end_failed", code, &err);
             return;
         }
-        log_event(LOG_WARN_LEVEL, "worker_lost", "run=%" PRId64 " worker=%s@%s", peer->run_id, peer->wire.key_name, peer->host);
+        log_event(LOG_WARN_LEVEL, "worker_lost", "run=%" PRId64 " worker=%s@%s", peer->run_id, peer->wire.key_name,
+                  peer->host);
         peer_drop(server, peer);
     }
     if (server->now_ms < server->seen_ms || !server_can_write(server)) return;
@@ -297,12 +301,14 @@ void leases_expire(struct server *server)
         struct kvf_err err = {""};
         int code = store_leases_end(&server->store, &lease->fence, 1, "expired", &err);
         if (code != KVF_OK) {
-            if (!server_write_failed(server, "expire_failed", code, &err)) queue_hold(&server->queue, server->now_ms + 1000);
+            if (!server_write_failed(server, "expire_failed", code, &err))
+                queue_hold(&server->queue, server->now_ms + 1000);
             return;
         }
         server->leases_expired++;
-        log_event(LOG_WARN_LEVEL, "lease_expired", "fence=%" PRId64 " job=%" PRId64 " run=%" PRId64 " samples=%u open=%u",
-                  lease->fence, lease->job->job_id, lease->run_id, lease->n_samples, lease->n_open);
+        log_event(LOG_WARN_LEVEL, "lease_expired",
+                  "fence=%" PRId64 " job=%" PRId64 " run=%" PRId64 " samples=%u open=%u", lease->fence,
+                  lease->job->job_id, lease->run_id, lease->n_samples, lease->n_open);
         if (peer != NULL) peer_revoke(server, &peer->wire, lease->fence, "the lease expired");
         queue_lease_end(&server->queue, lease, false);
     }

@@ -59,12 +59,13 @@ static bool holder_is_stale(const struct store *store, const char *application)
 static int lock_refused(struct store *store, bool *stale, struct kvf_err *err)
 {
     PGresult *result;
-    int code = pg_run(&store->pg,
-                      "SELECT a.application_name, a.pid, coalesce(host(a.client_addr), 'this host') FROM pg_locks l "
-                      "JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
-                      "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-                      "AND (l.classid::bigint << 32 | l.objid::bigint) = " LOCK_KEY,
-                      NULL, STORE_TIMEOUT_MS, &result, err);
+    int code =
+        pg_run(&store->pg,
+               "SELECT a.application_name, a.pid, coalesce(host(a.client_addr), 'this host') FROM pg_locks l "
+               "JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
+               "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+               "AND (l.classid::bigint << 32 | l.objid::bigint) = " LOCK_KEY,
+               NULL, STORE_TIMEOUT_MS, &result, err);
 
     *stale = true;
     if (code != KVF_OK) return code;
@@ -73,10 +74,11 @@ static int lock_refused(struct store *store, bool *stale, struct kvf_err *err)
     } else {
         const char *application = PQgetvalue(result, 0, 0);
         *stale = holder_is_stale(store, application);
-        kvf_fail(err, KVF_ECONFLICT,
-                 "another coordinator serves database %s already: %s (connection of backend %s from %s); stop it first, or "
-                 "use another database",
-                 store->pg.where, application, PQgetvalue(result, 0, 1), PQgetvalue(result, 0, 2));
+        kvf_fail(
+            err, KVF_ECONFLICT,
+            "another coordinator serves database %s already: %s (connection of backend %s from %s); stop it first, or "
+            "use another database",
+            store->pg.where, application, PQgetvalue(result, 0, 1), PQgetvalue(result, 0, 2));
     }
     PQclear(result);
     pg_close(&store->pg);
@@ -104,16 +106,17 @@ static int schema_check(struct store *store, struct kvf_err *err)
 {
     PGresult *result;
     int64_t version;
-    int code = pg_run(&store->pg, "SELECT to_regproc('public.schema_version') IS NOT NULL", NULL, STORE_TIMEOUT_MS, &result,
-                      err);
+    int code = pg_run(&store->pg, "SELECT to_regproc('public.schema_version') IS NOT NULL", NULL, STORE_TIMEOUT_MS,
+                      &result, err);
     bool exists;
 
     if (code != KVF_OK) return code;
     exists = strcmp(PQgetvalue(result, 0, 0), "t") == 0;
     PQclear(result);
     if (!exists)
-        return kvf_fail(err, KVF_EUNSUPPORTED, "database %s has no kvfleet schema (expected version %d): run deploy/migrate",
-                        store->pg.where, SCHEMA_VERSION);
+        return kvf_fail(err, KVF_EUNSUPPORTED,
+                        "database %s has no kvfleet schema (expected version %d): run deploy/migrate", store->pg.where,
+                        SCHEMA_VERSION);
     code = pg_run(&store->pg, "SELECT schema_version()", NULL, STORE_TIMEOUT_MS, &result, err);
     if (code != KVF_OK) return code;
     version = pg_get_int(result, 0, 0);

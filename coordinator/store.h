@@ -1,9 +1,9 @@
 /* store.h: everything that is written, on one connection that holds the lock of the database.
  *
- * The connection takes a session advisory lock before anything else; a second coordinator on the same database does not get
- * it. The lock lives and dies with the connection that writes, so whoever lost it cannot write: after a failure with
- * KVF_EUNAVAIL the store is closed, store_open connects and locks again, and the owner loads its queue anew.
- * Codes of every function: see pg.h. One thread.
+ * The connection takes a session advisory lock before anything else; a second coordinator on the same database does not
+ * get it. The lock lives and dies with the connection that writes, so whoever lost it cannot write: after a failure
+ * with KVF_EUNAVAIL the store is closed, store_open connects and locks again, and the owner loads its queue anew. Codes
+ * of every function: see pg.h. One thread.
  */
 #ifndef KVF_STORE_H
 #define KVF_STORE_H
@@ -25,7 +25,7 @@ struct store {
     char *conninfo;
     char application[64]; /* "kvfleet-coordinator HOST:PID": how another coordinator names us */
     bool locked;
-    int64_t epoch; /* of this holding of the lock: a transaction id, which only grows */
+    int64_t epoch;          /* of this holding of the lock: a transaction id, which only grows */
     struct column *columns; /* [n_columns] of result rows */
     int n_columns;
     struct column fences, ids, runs, texts; /* of other statements */
@@ -33,18 +33,19 @@ struct store {
 
 KVF_MUSTCHECK int store_init(struct store *store, const char *conninfo, struct kvf_err *err);
 void store_free(struct store *store);
-/* One step towards an open store, waiting at most wait_ms for the network: 0 open; KVF_EAGAIN call again; KVF_EUNAVAIL try
- * again later; KVF_ECONFLICT another coordinator holds the lock (the line names it; *stale: its process was on this host
- * and is gone, so the lock will go too); KVF_EUNSUPPORTED the schema is newer, older or missing; KVF_EINVAL conninfo. */
+/* One step towards an open store, waiting at most wait_ms for the network: 0 open; KVF_EAGAIN call again; KVF_EUNAVAIL
+ * try again later; KVF_ECONFLICT another coordinator holds the lock (the line names it; *stale: its process was on this
+ * host and is gone, so the lock will go too); KVF_EUNSUPPORTED the schema is newer, older or missing; KVF_EINVAL
+ * conninfo. */
 KVF_MUSTCHECK int store_open(struct store *store, int wait_ms, bool *stale, struct kvf_err *err);
 bool store_is_open(const struct store *store);
 
 /* ---- workers and runs (store_worker.c) ---- */
 
-/* The run of this process: a new row, or that of the same instance, which is going on. KVF_EDENIED: the instance belongs to
- * another key or host. */
-KVF_MUSTCHECK int store_run_begin(struct store *store, const char *key_name, const struct msg_hello *hello, int64_t *run_id,
-                                  struct kvf_err *err);
+/* The run of this process: a new row, or that of the same instance, which is going on. KVF_EDENIED: the instance
+ * belongs to another key or host. */
+KVF_MUSTCHECK int store_run_begin(struct store *store, const char *key_name, const struct msg_hello *hello,
+                                  int64_t *run_id, struct kvf_err *err);
 KVF_MUSTCHECK int store_run_end(struct store *store, int64_t run_id, struct str reason, struct kvf_err *err);
 KVF_MUSTCHECK int store_runs_seen(struct store *store, const int64_t *run_ids, uint32_t n, struct kvf_err *err);
 
@@ -60,25 +61,28 @@ struct store_job {
 KVF_MUSTCHECK int store_job_create(struct store *store, const struct msg_submit *submit, const char *submitted_by,
                                    int64_t *job_id, struct kvf_err *err);
 /* The newest job of this content that has not ended, or KVF_ENOTFOUND. */
-KVF_MUSTCHECK int store_job_unfinished(struct store *store, struct str content_hash, int64_t *job_id, struct kvf_err *err);
+KVF_MUSTCHECK int store_job_unfinished(struct store *store, struct str content_hash, int64_t *job_id,
+                                       struct kvf_err *err);
 /* KVF_ENOTFOUND. `made` is counted only while receiving. */
 KVF_MUSTCHECK int store_job_look(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err);
 /* Problems that are there already are left as they are. */
-KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64_t first, const struct rec_problem *problems,
-                                     uint32_t n, struct kvf_err *err);
-/* Makes samples of the next (problem, repeat) pairs from job->made on, about STORE_CHUNK_SAMPLES; counts job->made up. */
+KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64_t first,
+                                     const struct rec_problem *problems, uint32_t n, struct kvf_err *err);
+/* Makes samples of the next (problem, repeat) pairs from job->made on, about STORE_CHUNK_SAMPLES; counts job->made up.
+ */
 KVF_MUSTCHECK int store_samples_make(struct store *store, struct store_job *job, struct kvf_err *err);
 KVF_MUSTCHECK int store_job_start(struct store *store, int64_t job_id, struct kvf_err *err);
 /* Every sample has a result: done or done_with_errors. KVF_ENOTFOUND: results are missing or it does not run. */
-KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state, struct kvf_err *err);
+KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state,
+                                   struct kvf_err *err);
 /* Also ends its leases. Leaves a job alone that has ended. */
 KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err);
 
 /* ---- leases and results (store_result.c) ---- */
 
 /* Writes leases that have no fence yet; fences[i] is that of leases[i]. */
-KVF_MUSTCHECK int store_leases_grant(struct store *store, struct queue_lease *const *leases, uint32_t n, int64_t *fences,
-                                     struct kvf_err *err);
+KVF_MUSTCHECK int store_leases_grant(struct store *store, struct queue_lease *const *leases, uint32_t n,
+                                     int64_t *fences, struct kvf_err *err);
 KVF_MUSTCHECK int store_leases_end(struct store *store, const int64_t *fences, uint32_t n, const char *state,
                                    struct kvf_err *err);
 
@@ -88,14 +92,14 @@ struct store_row {
 };
 /* KVF_EINVAL: a value that the tables do not take (unknown finish or grade, a negative or too large count). */
 KVF_MUSTCHECK int store_result_check(const struct rec_result *result, struct kvf_err *err);
-/* One statement, one commit: rows whose lease (one of `fences`, each once) is active become results and grades, those that
- * are there already are left as they are, and the leases in `done` end. *fenced: those of the fences that are not active,
- * malloc'd. */
-KVF_MUSTCHECK int store_results(struct store *store, const int64_t *fences, uint32_t n_fences, const struct store_row *rows,
-                                uint32_t n, const int64_t *done, uint32_t n_done, int64_t **fenced, uint32_t *n_fenced,
-                                struct kvf_err *err);
-/* Of a batch whose lease is not in the queue any more: whether it may be forgotten by the worker because the lease ended as
- * done or each of its samples has a result. */
+/* One statement, one commit: rows whose lease (one of `fences`, each once) is active become results and grades, those
+ * that are there already are left as they are, and the leases in `done` end. *fenced: those of the fences that are not
+ * active, malloc'd. */
+KVF_MUSTCHECK int store_results(struct store *store, const int64_t *fences, uint32_t n_fences,
+                                const struct store_row *rows, uint32_t n, const int64_t *done, uint32_t n_done,
+                                int64_t **fenced, uint32_t *n_fenced, struct kvf_err *err);
+/* Of a batch whose lease is not in the queue any more: whether it may be forgotten by the worker because the lease
+ * ended as done or each of its samples has a result. */
 KVF_MUSTCHECK int store_batch_known(struct store *store, int64_t fence, const struct rec_result *results, uint32_t n,
                                     bool *known, struct kvf_err *err);
 /* Error rows, without a run, for all exhausted samples of the job. */

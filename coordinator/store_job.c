@@ -14,8 +14,8 @@ static bool str_is(struct str value, const char *text)
 int store_job_create(struct store *store, const struct msg_submit *submit, const char *submitted_by, int64_t *job_id,
                      struct kvf_err *err)
 {
-    static const enum column_kind kinds[] = {COLUMN_TEXT, COLUMN_INT, COLUMN_INT, COLUMN_REAL, COLUMN_REAL,
-                                             COLUMN_INT,  COLUMN_INT, COLUMN_TEXT};
+    static const enum column_kind kinds[] = {COLUMN_TEXT, COLUMN_INT, COLUMN_INT, COLUMN_REAL,
+                                             COLUMN_REAL, COLUMN_INT, COLUMN_INT, COLUMN_TEXT};
     struct column cells[sizeof kinds / sizeof *kinds];
     struct pg_params params;
     PGresult *result = NULL;
@@ -51,21 +51,22 @@ int store_job_create(struct store *store, const struct msg_submit *submit, const
     pg_text(&params, submit->spec);
     pg_text(&params, str_of(submitted_by));
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) pg_column(&params, &cells[i]);
-    code = pg_run(&store->pg,
-                  "WITH j AS (INSERT INTO jobs (content_hash, title, state, model_name, model_hash, dataset_name, "
-                  "             dataset_hash, profile, repeats, seed, n_problems, n_samples, max_attempts, skipped_lines, "
-                  "             spec, submitted_by) "
-                  "           SELECT $1, $2, 'receiving', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14::jsonb, $15 "
-                  "           RETURNING job_id), "
-                  "c AS (INSERT INTO cells (job_id, ordinal, policy, budget_tokens, interval_tokens, temperature, top_p, "
-                  "                         top_k, max_new_tokens, template_name) "
-                  "      SELECT job_id, i.ordinal, policy, budget_tokens, interval_tokens, temperature, top_p, top_k, "
-                  "             max_new_tokens, template_name "
-                  "      FROM j, unnest($16, $17, $18, $19, $20, $21, $22, $23) WITH ORDINALITY AS i(policy, budget_tokens, "
-                  "        interval_tokens, temperature, top_p, top_k, max_new_tokens, template_name, ordinal) "
-                  "      ORDER BY i.ordinal) "
-                  "SELECT job_id FROM j",
-                  &params, STORE_TIMEOUT_MS, &result, err);
+    code = pg_run(
+        &store->pg,
+        "WITH j AS (INSERT INTO jobs (content_hash, title, state, model_name, model_hash, dataset_name, "
+        "             dataset_hash, profile, repeats, seed, n_problems, n_samples, max_attempts, skipped_lines, "
+        "             spec, submitted_by) "
+        "           SELECT $1, $2, 'receiving', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14::jsonb, $15 "
+        "           RETURNING job_id), "
+        "c AS (INSERT INTO cells (job_id, ordinal, policy, budget_tokens, interval_tokens, temperature, top_p, "
+        "                         top_k, max_new_tokens, template_name) "
+        "      SELECT job_id, i.ordinal, policy, budget_tokens, interval_tokens, temperature, top_p, top_k, "
+        "             max_new_tokens, template_name "
+        "      FROM j, unnest($16, $17, $18, $19, $20, $21, $22, $23) WITH ORDINALITY AS i(policy, budget_tokens, "
+        "        interval_tokens, temperature, top_p, top_k, max_new_tokens, template_name, ordinal) "
+        "      ORDER BY i.ordinal) "
+        "SELECT job_id FROM j",
+        &params, STORE_TIMEOUT_MS, &result, err);
     pg_params_free(&params);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) column_free(&cells[i]);
     if (code != KVF_OK) return code;
@@ -104,12 +105,13 @@ int store_job_look(struct store *store, int64_t job_id, struct store_job *out, s
 
     pg_params_init(&params);
     pg_int(&params, job_id);
-    code = pg_run(&store->pg,
-                  "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = j.job_id), n_problems, repeats, seed, "
-                  "       (SELECT count(*) FROM cells c WHERE c.job_id = j.job_id), "
-                  "       CASE WHEN state = 'receiving' THEN (SELECT count(*) FROM samples s WHERE s.job_id = j.job_id) END "
-                  "FROM jobs j WHERE job_id = $1",
-                  &params, STORE_TIMEOUT_MS, &result, err);
+    code = pg_run(
+        &store->pg,
+        "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = j.job_id), n_problems, repeats, seed, "
+        "       (SELECT count(*) FROM cells c WHERE c.job_id = j.job_id), "
+        "       CASE WHEN state = 'receiving' THEN (SELECT count(*) FROM samples s WHERE s.job_id = j.job_id) END "
+        "FROM jobs j WHERE job_id = $1",
+        &params, STORE_TIMEOUT_MS, &result, err);
     pg_params_free(&params);
     if (code != KVF_OK) return code;
     if (PQntuples(result) == 0) {
@@ -130,8 +132,8 @@ int store_job_look(struct store *store, int64_t job_id, struct store_job *out, s
 
 /* ---- problems and samples ---- */
 
-int store_problems_add(struct store *store, int64_t job_id, uint64_t first, const struct rec_problem *problems, uint32_t n,
-                       struct kvf_err *err)
+int store_problems_add(struct store *store, int64_t job_id, uint64_t first, const struct rec_problem *problems,
+                       uint32_t n, struct kvf_err *err)
 {
     static const enum column_kind kinds[] = {COLUMN_TEXT, COLUMN_TEXT, COLUMN_INT, COLUMN_TEXT, COLUMN_TEXT};
     struct column columns[sizeof kinds / sizeof *kinds];
@@ -150,12 +152,13 @@ int store_problems_add(struct store *store, int64_t job_id, uint64_t first, cons
     pg_int(&params, job_id);
     pg_int(&params, (int64_t)first - 1); /* WITH ORDINALITY counts from 1 */
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) pg_column(&params, &columns[i]);
-    code = pg_run(&store->pg,
-                  "INSERT INTO problems (job_id, problem_no, name, content_hash, ordinal, problem, answer) "
-                  "SELECT $1, $2 + i.n, name, content_hash, ordinal, problem, answer "
-                  "FROM unnest($3, $4, $5, $6, $7) WITH ORDINALITY AS i(name, content_hash, ordinal, problem, answer, n) "
-                  "ON CONFLICT DO NOTHING",
-                  &params, STORE_TIMEOUT_MS, NULL, err);
+    code =
+        pg_run(&store->pg,
+               "INSERT INTO problems (job_id, problem_no, name, content_hash, ordinal, problem, answer) "
+               "SELECT $1, $2 + i.n, name, content_hash, ordinal, problem, answer "
+               "FROM unnest($3, $4, $5, $6, $7) WITH ORDINALITY AS i(name, content_hash, ordinal, problem, answer, n) "
+               "ON CONFLICT DO NOTHING",
+               &params, STORE_TIMEOUT_MS, NULL, err);
     pg_params_free(&params);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) column_free(&columns[i]);
     return code;
@@ -173,7 +176,8 @@ static int problems_read(struct store *store, const struct store_job *job, uint6
     pg_int(&params, (int64_t)from);
     pg_int(&params, (int64_t)n);
     code = pg_run(&store->pg,
-                  "SELECT content_hash, ordinal FROM problems WHERE job_id = $1 AND problem_no >= $2 ORDER BY problem_no LIMIT $3",
+                  "SELECT content_hash, ordinal FROM problems WHERE job_id = $1 AND problem_no >= $2 ORDER BY "
+                  "problem_no LIMIT $3",
                   &params, STORE_TIMEOUT_MS, out, err);
     pg_params_free(&params);
     return code;
@@ -248,8 +252,8 @@ static int job_update(struct store *store, int64_t job_id, const char *sql, PGre
 int store_job_start(struct store *store, int64_t job_id, struct kvf_err *err)
 {
     return job_update(store, job_id,
-                      "UPDATE jobs SET state = 'running', started_at = now() WHERE job_id = $1 AND state = 'receiving'", NULL,
-                      err);
+                      "UPDATE jobs SET state = 'running', started_at = now() WHERE job_id = $1 AND state = 'receiving'",
+                      NULL, err);
 }
 
 int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state, struct kvf_err *err)
@@ -265,7 +269,8 @@ int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *
 
     if (code != KVF_OK) return code;
     if (PQntuples(result) == 0)
-        code = kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": cannot be finished: results are missing or it does not run", job_id);
+        code = kvf_fail(err, KVF_ENOTFOUND,
+                        "job %" PRId64 ": cannot be finished: results are missing or it does not run", job_id);
     else
         *state = strcmp(PQgetvalue(result, 0, 0), "done") == 0 ? JOB_DONE : JOB_DONE_WITH_ERRORS;
     PQclear(result);

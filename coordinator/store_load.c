@@ -6,7 +6,8 @@
 #define PAGE_SAMPLES 50000 /* as in the statement below */
 
 /* Runs `sql` for job $1 with $2 as the place to go on after. */
-static int page_read(struct store *store, const char *sql, int64_t job_id, int64_t after, PGresult **out, struct kvf_err *err)
+static int page_read(struct store *store, const char *sql, int64_t job_id, int64_t after, PGresult **out,
+                     struct kvf_err *err)
 {
     struct pg_params params;
     int code;
@@ -42,7 +43,8 @@ static int job_read(struct store *store, struct queue_job *job, int64_t now_ms, 
         code = kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": there is no such job", job->job_id);
     } else {
         snprintf(job->model_hash, sizeof job->model_hash, "%s", PQgetvalue(result, 0, 0));
-        if (!PQgetisnull(result, 0, 1) && (job->profile = strdup(PQgetvalue(result, 0, 1))) == NULL) code = no_memory(job, err);
+        if (!PQgetisnull(result, 0, 1) && (job->profile = strdup(PQgetvalue(result, 0, 1))) == NULL)
+            code = no_memory(job, err);
         job->max_attempts = (int)pg_get_int(result, 0, 2);
         job->total = pg_get_int(result, 0, 3);
         job->n_problems = (uint32_t)pg_get_int(result, 0, 4);
@@ -94,7 +96,8 @@ static int cells_read(struct store *store, struct queue_job *job, struct kvf_err
         if (cell->spec.budget_tokens == 0)
             snprintf(cell->label, sizeof cell->label, "%s", PQgetvalue(result, row, 1));
         else
-            snprintf(cell->label, sizeof cell->label, "%s b=%" PRIu64, PQgetvalue(result, row, 1), cell->spec.budget_tokens);
+            snprintf(cell->label, sizeof cell->label, "%s b=%" PRIu64, PQgetvalue(result, row, 1),
+                     cell->spec.budget_tokens);
     }
     if (job->cells == NULL) code = no_memory(job, err);
     PQclear(result);
@@ -116,12 +119,13 @@ static int problems_read(struct store *store, struct queue_job *job, struct kvf_
         int n = code == KVF_OK ? PQntuples(result) : 0;
         if (code != KVF_OK) return code;
         if (n == 0 || have + (uint32_t)n > job->n_problems)
-            code = kvf_fail(err, KVF_ECORRUPT, "job %" PRId64 ": expected %" PRIu32 " problems, got %" PRIu32, job->job_id,
-                            job->n_problems, have + (uint32_t)n);
+            code = kvf_fail(err, KVF_ECORRUPT, "job %" PRId64 ": expected %" PRIu32 " problems, got %" PRIu32,
+                            job->job_id, job->n_problems, have + (uint32_t)n);
         for (int i = 0; i < n && code == KVF_OK; i++, have++) {
             job->problems[have].problem = text_read(job, result, i, 0);
             job->problems[have].answer = text_read(job, result, i, 1);
-            if (job->problems[have].problem.text == NULL || job->problems[have].answer.text == NULL) code = no_memory(job, err);
+            if (job->problems[have].problem.text == NULL || job->problems[have].answer.text == NULL)
+                code = no_memory(job, err);
         }
         PQclear(result);
         if (code != KVF_OK) return code;
@@ -151,11 +155,12 @@ static int samples_read(struct store *store, struct queue_job *job, struct kvf_e
     if (job->samples == NULL) return no_memory(job, err);
     while (n == PAGE_SAMPLES) {
         PGresult *result = NULL;
-        int code = page_read(store,
-                             "SELECT s.sample_id, s.cell_id, s.problem_no, s.seed FROM samples s WHERE s.job_id = $1 "
-                             "AND s.sample_id > $2 AND NOT EXISTS (SELECT FROM results r WHERE (r.job_id, r.sample_id) = "
-                             "(s.job_id, s.sample_id)) ORDER BY s.sample_id LIMIT 50000",
-                             job->job_id, after, &result, err);
+        int code =
+            page_read(store,
+                      "SELECT s.sample_id, s.cell_id, s.problem_no, s.seed FROM samples s WHERE s.job_id = $1 "
+                      "AND s.sample_id > $2 AND NOT EXISTS (SELECT FROM results r WHERE (r.job_id, r.sample_id) = "
+                      "(s.job_id, s.sample_id)) ORDER BY s.sample_id LIMIT 50000",
+                      job->job_id, after, &result, err);
         if (code != KVF_OK) return code;
         n = PQntuples(result);
         for (int i = 0; i < n && code == KVF_OK; i++) {
@@ -163,13 +168,15 @@ static int samples_read(struct store *store, struct queue_job *job, struct kvf_e
             int64_t problem = pg_get_int(result, i, 2);
             after = pg_get_int(result, i, 0);
             if (job->n_samples >= left || cell < 0 || problem < 0 || problem >= (int64_t)job->n_problems)
-                code = kvf_fail(err, KVF_ECORRUPT, "job %" PRId64 ": sample %" PRId64 " does not fit its job", job->job_id, after);
+                code = kvf_fail(err, KVF_ECORRUPT, "job %" PRId64 ": sample %" PRId64 " does not fit its job",
+                                job->job_id, after);
             else
-                job->samples[job->n_samples++] = (struct queue_sample){.sample_id = after,
-                                                                       .seed = strtoull(PQgetvalue(result, i, 3), NULL, 10),
-                                                                       .cell = (uint32_t)cell,
-                                                                       .problem = (uint32_t)problem,
-                                                                       .state = SAMPLE_PENDING};
+                job->samples[job->n_samples++] =
+                    (struct queue_sample){.sample_id = after,
+                                          .seed = strtoull(PQgetvalue(result, i, 3), NULL, 10),
+                                          .cell = (uint32_t)cell,
+                                          .problem = (uint32_t)problem,
+                                          .state = SAMPLE_PENDING};
         }
         PQclear(result);
         if (code != KVF_OK) return code;
@@ -199,7 +206,8 @@ static int attempts_read(struct store *store, struct queue_job *job, struct kvf_
     if (code != KVF_OK) return code;
     for (int i = 0; i < PQntuples(result); i++) {
         struct queue_sample wanted = {.sample_id = pg_get_int(result, i, 0)};
-        struct queue_sample *sample = bsearch(&wanted, job->samples, job->n_samples, sizeof *job->samples, sample_order);
+        struct queue_sample *sample =
+            bsearch(&wanted, job->samples, job->n_samples, sizeof *job->samples, sample_order);
         if (sample != NULL) sample->attempts = (uint16_t)pg_get_int(result, i, 1);
     }
     PQclear(result);
@@ -207,14 +215,16 @@ static int attempts_read(struct store *store, struct queue_job *job, struct kvf_
 }
 
 /* A lease of which every sample has a result has nothing to go on with: it ends. */
-static int leases_adopt(struct store *store, struct queue *queue, struct queue_job *job, int64_t now_ms, struct kvf_err *err)
+static int leases_adopt(struct store *store, struct queue *queue, struct queue_job *job, int64_t now_ms,
+                        struct kvf_err *err)
 {
     PGresult *result = NULL;
-    int code = page_read(store,
-                         "SELECT l.fence, l.run_id, array_to_string(l.sample_ids, ' '), EXISTS (SELECT FROM "
-                         "unnest(l.sample_ids) AS u(id) WHERE NOT EXISTS (SELECT FROM results r WHERE r.job_id = $1 "
-                         "AND r.sample_id = u.id)) FROM leases l WHERE l.job_id = $1 AND l.state = 'active' ORDER BY l.fence",
-                         job->job_id, MSG_NULL_INT, &result, err);
+    int code =
+        page_read(store,
+                  "SELECT l.fence, l.run_id, array_to_string(l.sample_ids, ' '), EXISTS (SELECT FROM "
+                  "unnest(l.sample_ids) AS u(id) WHERE NOT EXISTS (SELECT FROM results r WHERE r.job_id = $1 "
+                  "AND r.sample_id = u.id)) FROM leases l WHERE l.job_id = $1 AND l.state = 'active' ORDER BY l.fence",
+                  job->job_id, MSG_NULL_INT, &result, err);
 
     if (code != KVF_OK) return code;
     for (int i = 0; i < PQntuples(result) && code == KVF_OK; i++) {
@@ -257,8 +267,8 @@ int store_load_job(struct store *store, struct queue *queue, int64_t job_id, int
 int store_load(struct store *store, struct queue *queue, int64_t now_ms, struct kvf_err *err)
 {
     PGresult *result = NULL;
-    int code = pg_run(&store->pg, "SELECT job_id FROM jobs WHERE state = 'running' ORDER BY job_id", NULL, STORE_TIMEOUT_MS,
-                      &result, err);
+    int code = pg_run(&store->pg, "SELECT job_id FROM jobs WHERE state = 'running' ORDER BY job_id", NULL,
+                      STORE_TIMEOUT_MS, &result, err);
 
     if (code != KVF_OK) return code;
     for (int i = 0; i < PQntuples(result) && code == KVF_OK; i++)

@@ -10,7 +10,7 @@ struct result_column {
     enum column_kind kind;
     size_t offset;
 };
-#define COLUMN_U(key, field, min, max)                                                                                     \
+#define COLUMN_U(key, field, min, max)                                                                                 \
     {#field, (uint64_t)(max) > INT64_MAX ? COLUMN_NUMERIC : COLUMN_INT, offsetof(struct rec_result, field)},
 #define COLUMN_M(key, field)      {#field, COLUMN_INT, offsetof(struct rec_result, field)},
 #define COLUMN_F(key, field)      {#field, COLUMN_REAL, offsetof(struct rec_result, field)},
@@ -49,10 +49,18 @@ static void row_append(struct store *store, const struct store_row *row)
         const void *field = (const char *)row->result + columns[i].offset;
         struct column *column = &store->columns[i + 2];
         switch (column->kind) {
-        case COLUMN_INT: column_int(column, *(const int64_t *)field); break;
-        case COLUMN_REAL: column_real(column, *(const double *)field); break;
-        case COLUMN_TEXT: column_text(column, *(const struct str *)field); break;
-        case COLUMN_NUMERIC: column_numeric(column, *(const uint64_t *)field); break;
+        case COLUMN_INT:
+            column_int(column, *(const int64_t *)field);
+            break;
+        case COLUMN_REAL:
+            column_real(column, *(const double *)field);
+            break;
+        case COLUMN_TEXT:
+            column_text(column, *(const struct str *)field);
+            break;
+        case COLUMN_NUMERIC:
+            column_numeric(column, *(const uint64_t *)field);
+            break;
         }
     }
 }
@@ -70,14 +78,15 @@ int store_result_check(const struct rec_result *result, struct kvf_err *err)
 {
     static const char *const finishes[] = {"stop", "stop_string", "length", "loop", "oom", "cancelled", "error", NULL};
     static const char *const grades[] = {"correct", "wrong", "unanswered", "truncated", "error", NULL};
-    static const char *const narrow[] = {"prompt_tokens", "output_tokens", "thinking_tokens", "compactions", "batch_max", NULL};
+    static const char *const narrow[] = {"prompt_tokens", "output_tokens", "thinking_tokens",
+                                         "compactions",   "batch_max",     NULL};
 
     if (!str_in(result->finish, finishes))
         return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": unknown finish '%.*s'", result->sample_id,
                         (int)result->finish.len, result->finish.text);
     if (!str_in(result->grade, grades))
-        return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": unknown grade '%.*s'", result->sample_id, (int)result->grade.len,
-                        result->grade.text);
+        return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": unknown grade '%.*s'", result->sample_id,
+                        (int)result->grade.len, result->grade.text);
     for (int i = 0; i < N_COLUMNS; i++) {
         int64_t value, most;
         if (columns[i].kind != COLUMN_INT || strcmp(columns[i].name, "output_hash") == 0) continue;
@@ -94,14 +103,17 @@ int store_result_check(const struct rec_result *result, struct kvf_err *err)
 
 static const char *sql_type(enum column_kind kind)
 {
-    static const char *const names[] = {
-        [COLUMN_INT] = "bigint[]", [COLUMN_REAL] = "float8[]", [COLUMN_TEXT] = "text[]", [COLUMN_NUMERIC] = "numeric[]"};
+    static const char *const names[] = {[COLUMN_INT] = "bigint[]",
+                                        [COLUMN_REAL] = "float8[]",
+                                        [COLUMN_TEXT] = "text[]",
+                                        [COLUMN_NUMERIC] = "numeric[]"};
 
     return names[kind];
 }
 
-/* The list of columns that one of the two tables takes: names with a prefix, or the parameters that they come from. $1 are
- * the fences of the batch, $2 those that end, $3 and $4 fence and cell of each row, then the columns of the message. */
+/* The list of columns that one of the two tables takes: names with a prefix, or the parameters that they come from. $1
+ * are the fences of the batch, $2 those that end, $3 and $4 fence and cell of each row, then the columns of the
+ * message. */
 enum { LIST_NAMES, LIST_PARAMS };
 static void list_print(FILE *sql, int what, bool grades, const char *prefix)
 {
@@ -114,10 +126,11 @@ static void list_print(FILE *sql, int what, bool grades, const char *prefix)
     }
 }
 
-/* Locks the leases that are active and writes the rows of these, unless they are there already: sent again, they and their
- * grades stay as they are. All parts see the tables as they were before the statement. The lease's row is locked before it is
- * updated, because the update reads it from `held`. Against ON CONFLICT, which would do the same, this takes two thirds of
- * the time: speculative insertion costs a lock and a second WAL record for each row, and only this connection writes. */
+/* Locks the leases that are active and writes the rows of these, unless they are there already: sent again, they and
+ * their grades stay as they are. All parts see the tables as they were before the statement. The lease's row is locked
+ * before it is updated, because the update reads it from `held`. Against ON CONFLICT, which would do the same, this
+ * takes two thirds of the time: speculative insertion costs a lock and a second WAL record for each row, and only this
+ * connection writes. */
 static char *results_sql(void)
 {
     static const char absent[] = "WHERE NOT EXISTS (SELECT FROM results r WHERE r.job_id = h.job_id AND r.sample_id = "
@@ -165,8 +178,9 @@ int store_prepare_results(struct store *store, struct kvf_err *err)
     return code;
 }
 
-int store_results(struct store *store, const int64_t *fences, uint32_t n_fences, const struct store_row *rows, uint32_t n,
-                  const int64_t *done, uint32_t n_done, int64_t **fenced, uint32_t *n_fenced, struct kvf_err *err)
+int store_results(struct store *store, const int64_t *fences, uint32_t n_fences, const struct store_row *rows,
+                  uint32_t n, const int64_t *done, uint32_t n_done, int64_t **fenced, uint32_t *n_fenced,
+                  struct kvf_err *err)
 {
     struct pg_params params;
     PGresult *result = NULL;
@@ -247,7 +261,8 @@ static int fences_read(struct queue_lease *const *leases, uint32_t n, const PGre
     return KVF_OK;
 }
 
-int store_leases_grant(struct store *store, struct queue_lease *const *leases, uint32_t n, int64_t *fences, struct kvf_err *err)
+int store_leases_grant(struct store *store, struct queue_lease *const *leases, uint32_t n, int64_t *fences,
+                       struct kvf_err *err)
 {
     char text[QUEUE_LEASE_SAMPLES * 21 + 2];
     struct pg_params params;
@@ -289,9 +304,9 @@ int store_leases_end(struct store *store, const int64_t *fences, uint32_t n, con
     pg_params_init(&params);
     pg_column(&params, &store->fences);
     pg_text(&params, str_of(state));
-    code = pg_run(&store->pg,
-                  "UPDATE leases SET state = $2, ended_at = now() WHERE fence = ANY ($1) AND state = 'active'", &params,
-                  STORE_TIMEOUT_MS, NULL, err);
+    code =
+        pg_run(&store->pg, "UPDATE leases SET state = $2, ended_at = now() WHERE fence = ANY ($1) AND state = 'active'",
+               &params, STORE_TIMEOUT_MS, NULL, err);
     pg_params_free(&params);
     return code;
 }
@@ -323,8 +338,10 @@ int store_exhausted(struct store *store, const struct queue_job *job, struct kvf
         &store->pg,
         "WITH stored AS (INSERT INTO results (job_id, sample_id, cell_id, run_id, fence, attempt, finish, error, seed) "
         "  SELECT $1, i.sample_id, i.cell_id, NULL, coalesce(l.fence, 0), i.attempts, 'error', "
-        "         format('given up after %s attempts; the last (lease %s, worker %s): %s', i.attempts, l.fence, l.worker, "
-        "                CASE l.state WHEN 'expired' THEN 'the lease expired without a result: the worker died or hung' "
+        "         format('given up after %s attempts; the last (lease %s, worker %s): %s', i.attempts, l.fence, "
+        "l.worker, "
+        "                CASE l.state WHEN 'expired' THEN 'the lease expired without a result: the worker died or "
+        "hung' "
         "                             WHEN 'revoked' THEN 'what the worker sent was not acceptable' "
         "                             ELSE 'the worker reported an error' END), i.seed "
         "  FROM unnest($2, $3, $4, $5) AS i(sample_id, cell_id, attempts, seed) "

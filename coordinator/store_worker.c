@@ -31,18 +31,19 @@ int store_run_begin(struct store *store, const char *key_name, const struct msg_
     pg_int(&params, hello->memory_bytes);
     pg_column(&params, &names);
     pg_column(&params, &hashes);
-    code = pg_run(&store->pg,
-                  "WITH w AS (INSERT INTO workers (key_name, host) VALUES ($1, $2) "
-                  "           ON CONFLICT (key_name, host) DO UPDATE SET host = excluded.host RETURNING worker_id) "
-                  "INSERT INTO runs (worker_id, instance, pid, version, revision, build_flags, backend, kernel_set, device, "
-                  "                  threads, max_batch, memory_bytes, models) "
-                  "SELECT worker_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, "
-                  "       (SELECT coalesce(jsonb_agg(jsonb_build_object('name', name, 'hash', hash)), '[]') "
-                  "        FROM unnest($14, $15) AS m(name, hash)) FROM w "
-                  "ON CONFLICT (instance) DO UPDATE SET last_seen_at = now(), ended_at = NULL, end_reason = NULL "
-                  "  WHERE runs.worker_id = excluded.worker_id "
-                  "RETURNING run_id",
-                  &params, STORE_TIMEOUT_MS, &result, err);
+    code = pg_run(
+        &store->pg,
+        "WITH w AS (INSERT INTO workers (key_name, host) VALUES ($1, $2) "
+        "           ON CONFLICT (key_name, host) DO UPDATE SET host = excluded.host RETURNING worker_id) "
+        "INSERT INTO runs (worker_id, instance, pid, version, revision, build_flags, backend, kernel_set, device, "
+        "                  threads, max_batch, memory_bytes, models) "
+        "SELECT worker_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, "
+        "       (SELECT coalesce(jsonb_agg(jsonb_build_object('name', name, 'hash', hash)), '[]') "
+        "        FROM unnest($14, $15) AS m(name, hash)) FROM w "
+        "ON CONFLICT (instance) DO UPDATE SET last_seen_at = now(), ended_at = NULL, end_reason = NULL "
+        "  WHERE runs.worker_id = excluded.worker_id "
+        "RETURNING run_id",
+        &params, STORE_TIMEOUT_MS, &result, err);
     pg_params_free(&params);
     column_free(&names);
     column_free(&hashes);
@@ -81,8 +82,8 @@ int store_runs_seen(struct store *store, const int64_t *run_ids, uint32_t n, str
     for (uint32_t i = 0; i < n; i++) column_int(&store->runs, run_ids[i]);
     pg_params_init(&params);
     pg_column(&params, &store->runs);
-    code = pg_run(&store->pg, "UPDATE runs SET last_seen_at = now() WHERE run_id = ANY($1)", &params, STORE_TIMEOUT_MS, NULL,
-                  err);
+    code = pg_run(&store->pg, "UPDATE runs SET last_seen_at = now() WHERE run_id = ANY($1)", &params, STORE_TIMEOUT_MS,
+                  NULL, err);
     pg_params_free(&params);
     return code;
 }

@@ -1,8 +1,8 @@
-/* bench_store.c: results a second through ZeroMQ into PostgreSQL. Workers that answer at once, as threads of this process,
- * against a running coordinator:
- *   bench_store --coordinator URL --keys DIR [--db CONNINFO] [--workers N] [--samples N] [--text BYTES]
- * Submits a job of that many samples, answers every lease, and prints stored results a second from START's answer to the
- * last ACK. With --db the rows in the database are counted afterwards. Exit 0 when every sample was stored. */
+/* bench_store.c: results a second through ZeroMQ into PostgreSQL. Workers that answer at once, as threads of this
+ * process, against a running coordinator: bench_store --coordinator URL --keys DIR [--db CONNINFO] [--workers N]
+ * [--samples N] [--text BYTES] Submits a job of that many samples, answers every lease, and prints stored results a
+ * second from START's answer to the last ACK. With --db the rows in the database are counted afterwards. Exit 0 when
+ * every sample was stored. */
 #include <inttypes.h>
 #include <libpq-fe.h>
 #include <pthread.h>
@@ -328,7 +328,8 @@ int main(int argc, char **argv)
     stored = settings.db == NULL ? atomic_load(&acknowledged) : rows_in_database(job_id);
     printf("store: %lld of %lld results through ZeroMQ into PostgreSQL in %.2f s: %.0f results/s (%" PRId64
            " workers, %" PRId64 " bytes of text each, with grades)\n",
-           stored, total, (double)seconds_us / 1e6, (double)stored / ((double)seconds_us / 1e6), settings.workers, settings.text);
+           stored, total, (double)seconds_us / 1e6, (double)stored / ((double)seconds_us / 1e6), settings.workers,
+           settings.text);
     conf_free(&conf);
     free(answer_text);
     return stored == total ? 0 : 1;
