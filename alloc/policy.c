@@ -80,7 +80,7 @@ static int value_set(struct policy *policy, const struct key *key, const char *t
     char *end;
     errno = 0;
     double value = strtod(text, &end);
-    int bad = end == text || *end != '\0' || errno != 0 || !(value >= key->min && value <= key->max);
+    int bad = text[strspn(text, "0123456789+-.eE")] != '\0' || end == text || *end != '\0' || errno != 0 || !(value >= key->min && value <= key->max);
     bad = bad || (key->kind != KEY_REAL && value != floor(value)) || (key->kind == KEY_ODD && fmod(value, 2) != 1);
     if (bad)
         return kvf_fail(err, KVF_EINVAL, "policy %s: %s is '%s', expected %s from %g to %g", policy->name, key->name, text,
@@ -93,7 +93,7 @@ static int value_set(struct policy *policy, const struct key *key, const char *t
     return 0;
 }
 
-static int key_value_parse(struct policy *policy, char *item, struct kvf_err *err)
+static int key_value_parse(struct policy *policy, char *item, unsigned *seen, struct kvf_err *err)
 {
     char *equals = strchr(item, '=');
     if (equals == NULL)
@@ -102,7 +102,11 @@ static int key_value_parse(struct policy *policy, char *item, struct kvf_err *er
     char used[160] = "";
     for (int i = 0; i < KEYS; i++) {
         if (!key_used(&keys[i], policy)) continue;
-        if (strcmp(keys[i].name, item) == 0) return value_set(policy, &keys[i], equals + 1, err);
+        if (strcmp(keys[i].name, item) == 0) {
+            if (*seen & 1u << i) return kvf_fail(err, KVF_EINVAL, "policy %s: %s is given twice", policy->name, item);
+            *seen |= 1u << i;
+            return value_set(policy, &keys[i], equals + 1, err);
+        }
         if (used[0] != '\0') strcat(used, ", ");
         strcat(used, keys[i].name);
     }
@@ -161,10 +165,11 @@ int policy_parse(const char *text, struct policy *out, struct kvf_err *err)
                         sizeof list - 1);
     strcpy(list, text + len + 1);
     char *rest = list;
+    unsigned seen = 0;
     do {
         char *comma = strchr(rest, ',');
         if (comma != NULL) *comma = '\0';
-        int rc = key_value_parse(out, rest, err);
+        int rc = key_value_parse(out, rest, &seen, err);
         if (rc != 0) return rc;
         rest = comma != NULL ? comma + 1 : NULL;
     } while (rest != NULL);

@@ -1,0 +1,153 @@
+/* Policies as users type them: presets, parameters, canonical names, refusals. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/policy.h"
+
+static struct policy parsed(const char *text)
+{
+    struct policy policy;
+    struct kvf_err err = {.text = ""};
+    memset(&policy, 0xA5, sizeof policy);
+    ck_assert_msg(policy_parse(text, &policy, &err) == KVF_OK, "%s: %s", text, err.text);
+    return policy;
+}
+
+static void refused(const char *text, const char *first, const char *second)
+{
+    struct policy policy;
+    struct kvf_err err = {.text = ""};
+    ck_assert_msg(policy_parse(text, &policy, &err) == KVF_EINVAL, "\"%s\" is taken", text);
+    ck_assert_msg(strstr(err.text, first) != NULL && strstr(err.text, second) != NULL, "\"%s\": %s", text, err.text);
+    ck_assert_ptr_null(strchr(err.text, '\n'));
+    ck_assert_int_eq(policy_parse(text, &policy, NULL), KVF_EINVAL);
+}
+
+START_TEST(presets_are_what_the_papers_say)
+{
+    static const char *const names[] = {"full",  "streaming", "snapkv", "rkv", "reasonalloc", "reasonalloc-relative",
+                                        "random"};
+    for (int i = 0; i < 7; i++) {
+        ck_assert_str_eq(policy_preset_name(i), names[i]);
+        ck_assert_str_eq(parsed(names[i]).name, names[i]);
+        ck_assert_int_eq(policy_needs_profile(&(struct policy){.plan = parsed(names[i]).plan}), i == 4 || i == 5);
+    }
+    ck_assert_ptr_null(policy_preset_name(7));
+    ck_assert_ptr_null(policy_preset_name(-1));
+    ck_assert_int_eq(parsed("full").scorer, SCORER_NONE);
+    ck_assert_int_eq(parsed("random").scorer, SCORER_RANDOM);
+    struct policy streaming = parsed("streaming"), snapkv = parsed("snapkv"), policy = parsed("reasonalloc");
+    ck_assert_int_eq(streaming.scorer, SCORER_STREAMING);
+    ck_assert_int_eq(streaming.sinks_tokens, 4);
+    ck_assert_int_eq(streaming.window_tokens, 8);
+    ck_assert_int_eq(snapkv.scorer, SCORER_SNAPKV);
+    ck_assert(snapkv.window_tokens == 8 && snapkv.kernel == 7 && snapkv.sinks_tokens == 0);
+    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_WAVE && policy.router == ROUTER_REASONALLOC);
+    ck_assert(policy.window_tokens == 8 && policy.sinks_tokens == 0 && policy.kernel == 7);
+    ck_assert(policy.lambda == 0.1 && policy.similarity == 0.5 && policy.gamma == 0.5 && policy.beta == 0.5);
+    ck_assert(policy.clip_low == 0.25 && policy.clip_high == 2.0 && policy.mu == 0.25);
+    ck_assert_int_eq(policy.scores, SCORES_RAW);
+    ck_assert_int_eq(parsed("reasonalloc-relative").scores, SCORES_RELATIVE);
+    policy = parsed("rkv");
+    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
+}
+END_TEST
+
+START_TEST(parameters_are_set_and_named)
+{
+    struct policy policy = parsed("rkv:lambda=0.07,window=16,sinks=4,kernel=5,similarity=-0.5");
+    ck_assert(policy.lambda == 0.07 && policy.window_tokens == 16 && policy.sinks_tokens == 4);
+    ck_assert(policy.kernel == 5 && policy.similarity == -0.5);
+    /* One policy, one name: order, defaults and spelling of a number do not matter, and the name reads back. */
+    static const char *const same[][2] = {
+        {"rkv:lambda=0.1", "rkv"},
+        {"rkv:lambda=1e-1,window=8", "rkv"},
+        {"rkv:window=16,lambda=0.20", "rkv:lambda=2e-1,window=16"},
+        {"reasonalloc:scores=relative", "reasonalloc-relative"},
+        {"reasonalloc-relative:scores=raw,mu=.5", "reasonalloc:mu=0.5"},
+        {"reasonalloc:beta=-0", "reasonalloc:beta=0"},
+        {"rkv:lambda=0.30000000000000004", "rkv:lambda=0.30000000000000004"},
+    };
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        struct policy a = parsed(same[i][0]), b = parsed(same[i][1]), again = parsed(a.name);
+        ck_assert_msg(memcmp(&a, &b, sizeof a) == 0, "%s is %s, %s is %s", same[i][0], a.name, same[i][1], b.name);
+        ck_assert_msg(memcmp(&a, &again, sizeof a) == 0, "%s reads back as %s", a.name, again.name);
+    }
+    ck_assert_str_eq(parsed("rkv:lambda=0.07").name, "rkv:lambda=0.07");
+    ck_assert_str_eq(parsed("reasonalloc:clip-high=3,gamma=1").name, "reasonalloc:gamma=1,clip-high=3");
+}
+END_TEST
+
+START_TEST(bad_text_is_refused_in_one_line)
+{
+    refused("", "policy", "full");
+    refused("magic", "magic", "reasonalloc");
+    refused("RKV", "RKV", "rkv");
+    refused("rkv:", "rkv", "key=value");
+    refused("rkv:lambda", "lambda", "key=value");
+    refused("rkv:lambda=0.1,", "rkv", "key=value");
+    refused("rkv:lamda=0.1", "lamda", "lambda");
+    refused("rkv:gamma=1", "gamma", "lambda");
+    refused("full:window=8", "window", "full");
+    refused("snapkv:lambda=1", "lambda", "kernel");
+    refused("streaming:kernel=7", "kernel", "sinks");
+    refused("rkv:lambda=0.1,lambda=0.2", "lambda", "twice");
+    refused("rkv:lambda=2", "lambda", "2");
+    refused("rkv:lambda=-0.1", "lambda", "-0.1");
+    refused("rkv:lambda=nan", "lambda", "nan");
+    refused("rkv:lambda=inf", "lambda", "inf");
+    refused("rkv:lambda=0x1p-1", "lambda", "0x1p-1");
+    refused("rkv:lambda= 0.1", "lambda", "0.1");
+    refused("rkv:lambda=", "lambda", "0");
+    refused("rkv:lambda=0.1x", "lambda", "0.1x");
+    refused("rkv:kernel=4", "kernel", "odd");
+    refused("rkv:window=0", "window", "0");
+    refused("rkv:window=1.5", "window", "1.5");
+    refused("rkv:window=99999999999999999999", "window", "99999999999999999999");
+    refused("rkv:sinks=-1", "sinks", "-1");
+    refused("reasonalloc:scores=other", "scores", "relative");
+    refused("reasonalloc:clip-low=1.5", "clip-low", "1.5");
+    refused("reasonalloc:clip-high=0.5", "clip-high", "0.5");
+    char text[5000];
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    refused(text, "policy", "full");
+    memcpy(text, "rkv:", 4);
+    refused(text, "rkv", "");
+}
+END_TEST
+
+START_TEST(budgets_leave_room_for_one_choice)
+{
+    struct policy policy = parsed("streaming:window=10,sinks=3");
+    struct kvf_err err = {.text = ""};
+    ck_assert_int_eq(policy_check_budget(&policy, 14, 1, &err), KVF_OK);
+    ck_assert_int_eq(policy_check_budget(&policy, 13, 1, &err), KVF_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "13"));
+    ck_assert_ptr_nonnull(strstr(err.text, "14"));
+    ck_assert_int_eq(policy_check_budget(&policy, 14, 0, &err), KVF_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "interval"));
+    ck_assert_int_eq(policy_check_budget(&policy, -5, 1, NULL), KVF_EINVAL);
+    policy = parsed("full");
+    ck_assert_int_eq(policy_check_budget(&policy, 0, 1, &err), KVF_OK);
+    ck_assert_int_eq(policy_check_budget(&policy, -3, 1, &err), KVF_OK);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("policy");
+    TCase *tc = tcase_create("text");
+    tcase_add_test(tc, presets_are_what_the_papers_say);
+    tcase_add_test(tc, parameters_are_set_and_named);
+    tcase_add_test(tc, bad_text_is_refused_in_one_line);
+    tcase_add_test(tc, budgets_leave_room_for_one_choice);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
