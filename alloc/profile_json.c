@@ -77,7 +77,11 @@ static int number_take(struct reader *reader, double *out)
     text[len] = '\0';
     char *end;
     *out = strtod(text, &end);
-    if (len == 0 || *end != '\0' || !isfinite(*out)) return syntax(reader, "a number");
+    /* What strtod takes and JSON does not: a leading '+', '.' or needless 0, and a dot without digits after it. */
+    const char *digits = text + (text[0] == '-'), *dot = strchr(text, '.');
+    int loose = digits[0] < '0' || digits[0] > '9' || (digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9') ||
+                (dot != NULL && (dot[1] < '0' || dot[1] > '9'));
+    if (len == 0 || loose || *end != '\0' || !isfinite(*out)) return syntax(reader, "a number");
     reader->at += len;
     return 0;
 }
