@@ -125,7 +125,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     struct engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", options->model_folder);
     engine->ops = ops;
-    engine->kernels.dot_rows = ops->dot_rows;
+    engine->kernels = (struct compact_kernels){.dot_rows = ops->dot_rows, .exp_rows = ops->exp_rows};
     engine->max_batch = options->max_batch;
     engine->prefill_chunk_tokens =
         options->prefill_chunk_tokens == 0 ? PREFILL_CHUNK_TOKENS : options->prefill_chunk_tokens;

@@ -315,11 +315,16 @@ static void attend_head(void *arg, int item, int thread)
     const struct model_config *config = &d->model->config;
     int r = item / config->kv_heads, head = item % config->kv_heads, dim = config->head_dim;
     const struct row *row = &d->row[r];
-    struct kv_view view = kv_head(d->kv, row->segment->seq, d->now_index, head);
+    struct kv_view view = kv_head(d->kv, row->segment->seq, d->now_index, head), upcoming = {NULL, 0};
+    if (item > 0) { /* items are taken from the last on */
+        const struct row *next = &d->row[(item - 1) / config->kv_heads];
+        upcoming = kv_head(d->kv, next->segment->seq, d->now_index, (item - 1) % config->kv_heads);
+    }
     int first = head * d->group * dim;
     struct attention attention = {
         .query = d->query + (int64_t)r * d->query_width + first,
         .pages = (const float *const *)view.pages,
+        .upcoming = upcoming.pages == NULL ? NULL : upcoming.pages[0],
         .entries = view.entries - (row->segment->count - 1 - row->index),
         .group = d->group,
         .head_dim = dim,

@@ -44,6 +44,7 @@ struct gemm {
 struct attention {
     const float *query;        /* [group][head_dim] */
     const float *const *pages; /* page: key[head_dim][16], value[16][head_dim] */
+    const float *upcoming;     /* a page that will be read next after these, to fetch ahead; may be NULL */
     int entries;               /* >= 1; a row of a prefill chunk gives the entries up to its own */
     int group, head_dim;       /* head_dim a multiple of 4 */
     float scale;
@@ -65,6 +66,7 @@ struct cpu_ops {
     void (*rope)(const float *in, const float *cosines, const float *sines, int head_dim, float *out);
     /* out = gate / (1 + exp(-gate)) * up */
     void (*silu_mul)(const float *gate, const float *up, int n, float *out);
+    /* in == out is allowed */
     void (*exp_rows)(const float *in, int n, float *out);
     /* out[i] = sum_k a[k] rows[i * d + k] (compact_kernels.dot_rows) */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);

@@ -191,8 +191,9 @@ INLINE void attend_logits(const struct attention *a, int heads, const float *que
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
         const float *key = a->pages[first / CPU_PAGE_ENTRIES];
         /* Pages lie anywhere: the next one, values too, is fetched while this one is used. */
-        const char *next =
-            (const char *)(first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : key);
+        const float *after =
+            first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : a->upcoming;
+        const char *next = (const char *)(after != NULL ? after : key);
         __m256 even[4][2], odd[4][2];
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) even[h][0] = even[h][1] = odd[h][0] = odd[h][1] = _mm256_setzero_ps();
@@ -391,6 +392,18 @@ INLINE __m256 sum_eight(const __m256 *s)
 void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out)
 {
     __m256i tail = lanes_mask(d % LANES);
+    if (n == 1) { /* the same sums in the same order, without the seven other rows */
+        __m256 sum = _mm256_setzero_ps();
+        int k = 0;
+        for (; k + LANES <= d; k += LANES) {
+            sum = _mm256_fmadd_ps(_mm256_loadu_ps(a + k), _mm256_loadu_ps(rows + k), sum);
+        }
+        if (k < d) sum = _mm256_fmadd_ps(_mm256_maskload_ps(a + k, tail), _mm256_maskload_ps(rows + k, tail), sum);
+        sum = _mm256_hadd_ps(sum, sum);
+        sum = _mm256_hadd_ps(sum, sum);
+        out[0] = _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1)));
+        return;
+    }
     for (int i = 0; i < n; i += LANES) {
         const float *row[LANES];
         for (int j = 0; j < LANES; j++) row[j] = rows + (int64_t)(i + j < n ? i + j : n - 1) * d;

@@ -122,10 +122,14 @@ INLINE_512 void avx512_weights(const struct attention *a, int heads, const float
     for (int h = 0; h < heads; h++) top[h] = nothing;
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
         const float *key = a->pages[first / CPU_PAGE_ENTRIES];
+        const float *after =
+            first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : a->upcoming;
+        const char *next = (const char *)(after != NULL ? after : key);
         __m512 even[4], odd[4];
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) even[h] = odd[h] = _mm512_setzero_ps();
         for (int k = 0; k < d; k += 2) {
+            for (int line = 0; line < 4; line++) __builtin_prefetch(next + k * 128 + line * 64);
             __m512 k0 = _mm512_loadu_ps(key + k * LANES_512), k1 = _mm512_loadu_ps(key + (k + 1) * LANES_512);
 #pragma GCC unroll 4
             for (int h = 0; h < heads; h++) {

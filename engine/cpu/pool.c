@@ -144,7 +144,7 @@ int pool_threads(const struct pool *pool)
 void pool_run(struct pool *pool, void (*work)(void *arg, int item, int thread), void *arg, int items)
 {
     if (pool->threads == 1 || items <= 1) {
-        for (int i = 0; i < items; i++) work(arg, i, 0);
+        for (int i = items - 1; i >= 0; i--) work(arg, i, 0);
         return;
     }
     atomic_store_explicit(&pool->work, work, memory_order_relaxed);

@@ -216,6 +216,9 @@ START_TEST(tiny_reasoner)
     json_t *lines = reference_lines("KVF_SOURCE", "tests/golden/tiny_expected.jsonl");
     size_t count = json_array_size(lines), done = 0;
     ck_assert_uint_eq(count, 40);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    count = 6; /* the other build runs all */
+#endif
     for (size_t i = 0; i < count; i++) submit_line(engine, json_array_get(lines, i), i);
     struct kvf_err err = {""};
     while (engine_step(engine, &err) == 0) {

@@ -197,7 +197,15 @@ static void attend_check(const struct cpu_ops *ops, int entries, int group, int 
     }
     float *query = random_floats((size_t)(group * d)), *out = random_floats((size_t)(group * d));
     float *scratch = random_floats((size_t)(group * count * CPU_PAGE_ENTRIES));
-    struct attention a = {query, (const float *const *)pages, entries, group, d, 0.7f, scratch, out};
+    struct attention a = {.query = query,
+                          .pages = (const float *const *)pages,
+                          .upcoming = entries % 2 ? pages[0] : NULL,
+                          .entries = entries,
+                          .group = group,
+                          .head_dim = d,
+                          .scale = 0.7f,
+                          .scratch = scratch,
+                          .out = out};
     ops->attend(&a);
     double *weight = malloc((size_t)entries * sizeof *weight);
     for (int g = 0; g < group; g++) {
