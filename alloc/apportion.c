@@ -16,8 +16,9 @@ static int inputs_check(const double *weight, int64_t total, const int64_t *lo, 
             return kvf_fail(err, KVF_EINVAL, "apportion: weight %d is %g, expected a finite number of 0 or more", i,
                             weight[i]);
         if (lo[i] < 0 || lo[i] > hi[i])
-            return kvf_fail(err, KVF_EINVAL, "apportion: entry %d has floor %lld and cap %lld, expected 0 <= floor <= cap",
-                            i, (long long)lo[i], (long long)hi[i]);
+            return kvf_fail(err, KVF_EINVAL,
+                            "apportion: entry %d has floor %lld and cap %lld, expected 0 <= floor <= cap", i,
+                            (long long)lo[i], (long long)hi[i]);
         if (__builtin_add_overflow(lows, lo[i], &lows)) lows = INT64_MAX;
         if (__builtin_add_overflow(highs, hi[i], &highs)) highs = INT64_MAX;
     }
@@ -30,9 +31,9 @@ static int inputs_check(const double *weight, int64_t total, const int64_t *lo, 
     return 0;
 }
 
-/* The real-valued level: x[i] = clamp(c * w[i], lo[i], hi[i]) with sum x = total, where weights allow it. Each round freezes
- * the side that is farther out, so the set only shrinks: at most n rounds. Extended precision, so that a fraction that is
- * exactly one half comes out as one half for totals up to 2^51. */
+/* The real-valued level: x[i] = clamp(c * w[i], lo[i], hi[i]) with sum x = total, where weights allow it. Each round
+ * freezes the side that is farther out, so the set only shrinks: at most n rounds. Extended precision, so that a
+ * fraction that is exactly one half comes out as one half for totals up to 2^51. */
 static void level_find(const long double *w, int64_t total, const int64_t *lo, const int64_t *hi, int n, long double *x)
 {
     unsigned char frozen[APPORTION_MAX] = {0};
@@ -95,8 +96,8 @@ int apportion(const double *weight, int64_t total, const int64_t *lo, const int6
         for (; at > 0 && goes_first(fraction, w, i, order[at - 1]); at--) order[at] = order[at - 1];
         order[at] = i;
     }
-    /* One unit each in that order; more than one round only when zero weights take what the others cannot hold. The second
-     * and later rounds go by index. */
+    /* One unit each in that order; more than one round only when zero weights take what the others cannot hold. The
+     * second and later rounds go by index. */
     for (int round = 0; left != 0; round++) {
         for (int k = 0; k < n && left != 0; k++) {
             int i = round == 0 ? order[k] : k;

@@ -11,16 +11,16 @@
 struct compact_work {
     int kv_heads, group, head_dim, max_window, max_entries;
     int64_t bytes;
-    float *logit;        /* [2 * max_entries] */
-    float *importance;   /* [max_entries] */
-    float *pooled;       /* [max_entries] */
-    float *unit;         /* [max_entries][head_dim] */
-    float *unit_sum;     /* [head_dim] */
-    float *column;       /* [max_entries] */
-    float *redundancy;   /* [max_entries] */
-    int32_t *relieved;   /* [max_entries] */
-    uint32_t *rank;      /* [kv_heads * max_entries] candidates of all heads, one after the other */
-    int32_t *kept;       /* [kv_heads * max_entries] */
+    float *logit;      /* [2 * max_entries] */
+    float *importance; /* [max_entries] */
+    float *pooled;     /* [max_entries] */
+    float *unit;       /* [max_entries][head_dim] */
+    float *unit_sum;   /* [head_dim] */
+    float *column;     /* [max_entries] */
+    float *redundancy; /* [max_entries] */
+    int32_t *relieved; /* [max_entries] */
+    uint32_t *rank;    /* [kv_heads * max_entries] candidates of all heads, one after the other */
+    int32_t *kept;     /* [kv_heads * max_entries] */
     struct route route;
 };
 
@@ -31,8 +31,11 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     struct compact_work *work = calloc(1, sizeof *work);
     if (work == NULL) return NULL;
     const size_t n = (size_t)max_entries, heads = (size_t)kv_heads, d = (size_t)head_dim;
-    *work = (struct compact_work){.kv_heads = kv_heads, .group = group, .head_dim = head_dim,
-                                  .max_window = max_window, .max_entries = max_entries};
+    *work = (struct compact_work){.kv_heads = kv_heads,
+                                  .group = group,
+                                  .head_dim = head_dim,
+                                  .max_window = max_window,
+                                  .max_entries = max_entries};
     const size_t words = 2 * n + n + n + n * d + d + n + n + n + heads * n + heads * n;
     float *at = malloc(words * sizeof *at);
     if (at == NULL) {
@@ -120,7 +123,8 @@ static int input_check(const struct policy *policy, const struct compact_input *
                             in->entries[h], h, work->max_entries);
     const int64_t least = (int64_t)in->kv_heads * (window + policy->sinks_tokens + 1);
     if (in->layer_budget < least)
-        return kvf_fail(err, KVF_EINVAL, "layer budget %lld, expected at least %lld: %d heads x (window %d + sinks %d + 1)",
+        return kvf_fail(err, KVF_EINVAL,
+                        "layer budget %lld, expected at least %lld: %d heads x (window %d + sinks %d + 1)",
                         (long long)in->layer_budget, (long long)least, in->kv_heads, window, policy->sinks_tokens);
     return 0;
 }

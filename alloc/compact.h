@@ -21,15 +21,15 @@ struct compact_kernels {
 
 struct compact_input {
     int kv_heads;
-    int group;    /* query heads per kv head */
+    int group; /* query heads per kv head */
     int head_dim;
-    const float *const *keys; /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const float *const *keys;        /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
     const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */
-    const int *entries;       /* [kv_head] n_i */
-    const float *queries;     /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
-    int query_rows;           /* rows valid in `queries`; the window is min(policy window, query_rows) */
-    int64_t layer_budget;     /* B_l, window and sinks of all heads included */
-    uint64_t random_key;      /* for SCORER_RANDOM: sample seed mixed with the layer */
+    const int *entries;              /* [kv_head] n_i */
+    const float *queries; /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
+    int query_rows;       /* rows valid in `queries`; the window is min(policy window, query_rows) */
+    int64_t layer_budget; /* B_l, window and sinks of all heads included */
+    uint64_t random_key;  /* for SCORER_RANDOM: sample seed mixed with the layer */
 };
 
 struct compact_work; /* opaque scratch */
@@ -41,7 +41,7 @@ int64_t compact_work_bytes(const struct compact_work *work);
 /* Decides what stays. On return kept[h] points into `work` (valid until the next call): keep_count[h] ascending entry
  * indices of head h. *noop is set when the layer already fits; then nothing else is written. */
 KVF_MUSTCHECK int compact_layer(const struct policy *policy, const struct compact_input *input,
-                                const struct compact_kernels *kernels, struct compact_work *work,
-                                const int32_t **kept, int *keep_count, int *noop, struct kvf_err *err);
+                                const struct compact_kernels *kernels, struct compact_work *work, const int32_t **kept,
+                                int *keep_count, int *noop, struct kvf_err *err);
 
 #endif

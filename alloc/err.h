@@ -31,7 +31,8 @@ struct kvf_err {
 
 #define KVF_MUSTCHECK __attribute__((warn_unused_result))
 
-/* Writes the line (cut at KVF_ERR_MAX) and returns `code`, so that `return kvf_fail(err, KVF_EINVAL, ...)` reads well. */
+/* Writes the line (cut at KVF_ERR_MAX) and returns `code`, so that `return kvf_fail(err, KVF_EINVAL, ...)` reads well.
+ */
 __attribute__((format(printf, 3, 4))) static inline int kvf_fail(struct kvf_err *err, enum kvf_code code,
                                                                  const char *format, ...)
 {

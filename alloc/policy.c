@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* alloc.md: window 8, kernel 7, T 0.5, lambda 0.1 (R-KV paper), gamma = beta = 0.5, mu 0.25, clip [0.25, 2] (ReasonAlloc). */
-#define PRESET(label, score, layers, heads, kind, sinks)                                                            \
-    {.name = label, .scorer = score, .plan = layers, .router = heads, .scores = kind, .window_tokens = 8,           \
-     .sinks_tokens = sinks, .kernel = 7, .lambda = 0.1, .similarity = 0.5, .gamma = 0.5, .clip_low = 0.25,          \
-     .clip_high = 2, .beta = 0.5, .mu = 0.25}
+/* alloc.md: window 8, kernel 7, T 0.5, lambda 0.1 (R-KV paper), gamma = beta = 0.5, mu 0.25, clip [0.25, 2]
+ * (ReasonAlloc). */
+#define PRESET(label, score, layers, heads, kind, sinks)                                                               \
+    {                                                                                                                  \
+        .name = label, .scorer = score, .plan = layers, .router = heads, .scores = kind, .window_tokens = 8,           \
+        .sinks_tokens = sinks, .kernel = 7, .lambda = 0.1, .similarity = 0.5, .gamma = 0.5, .clip_low = 0.25,          \
+        .clip_high = 2, .beta = 0.5, .mu = 0.25                                                                        \
+    }
 static const struct policy presets[] = {
     PRESET("full", SCORER_NONE, PLAN_UNIFORM, ROUTER_UNIFORM, SCORES_RAW, 0),
     PRESET("streaming", SCORER_STREAMING, PLAN_UNIFORM, ROUTER_UNIFORM, SCORES_RAW, 4),
@@ -80,11 +83,15 @@ static int value_set(struct policy *policy, const struct key *key, const char *t
     char *end;
     errno = 0;
     double value = strtod(text, &end);
-    int bad = text[strspn(text, "0123456789+-.eE")] != '\0' || end == text || *end != '\0' || errno != 0 || !(value >= key->min && value <= key->max);
+    int bad = text[strspn(text, "0123456789+-.eE")] != '\0' || end == text || *end != '\0' || errno != 0 ||
+              !(value >= key->min && value <= key->max);
     bad = bad || (key->kind != KEY_REAL && value != floor(value)) || (key->kind == KEY_ODD && fmod(value, 2) != 1);
     if (bad)
-        return kvf_fail(err, KVF_EINVAL, "policy %s: %s is '%s', expected %s from %g to %g", policy->name, key->name, text,
-                        key->kind == KEY_REAL ? "a number" : key->kind == KEY_ODD ? "an odd number" : "a whole number",
+        return kvf_fail(err, KVF_EINVAL, "policy %s: %s is '%s', expected %s from %g to %g", policy->name, key->name,
+                        text,
+                        key->kind == KEY_REAL  ? "a number"
+                        : key->kind == KEY_ODD ? "an odd number"
+                                               : "a whole number",
                         key->min, key->max);
     if (key->kind == KEY_REAL)
         *(double *)field = value + 0.0; /* -0 and 0 are one value and one spelling */
@@ -96,8 +103,7 @@ static int value_set(struct policy *policy, const struct key *key, const char *t
 static int key_value_parse(struct policy *policy, char *item, unsigned *seen, struct kvf_err *err)
 {
     char *equals = strchr(item, '=');
-    if (equals == NULL)
-        return kvf_fail(err, KVF_EINVAL, "policy %s: '%s', expected key=value", policy->name, item);
+    if (equals == NULL) return kvf_fail(err, KVF_EINVAL, "policy %s: '%s', expected key=value", policy->name, item);
     *equals = '\0';
     char used[160] = "";
     for (int i = 0; i < KEYS; i++) {
@@ -135,7 +141,8 @@ static int name_write(struct policy *policy, const struct policy *preset, struct
             }
             at += (size_t)snprintf(name + at, sizeof name - at, "%s", text);
         } else if (keys[i].kind == KEY_SCORES) {
-            at += (size_t)snprintf(name + at, sizeof name - at, "%s", policy->scores == SCORES_RAW ? "raw" : "relative");
+            at +=
+                (size_t)snprintf(name + at, sizeof name - at, "%s", policy->scores == SCORES_RAW ? "raw" : "relative");
         } else {
             at += (size_t)snprintf(name + at, sizeof name - at, "%d", *(const int *)field);
         }

@@ -1,4 +1,5 @@
-/* policy.h: a compression policy as data: which entries go (scorer) and how many each layer and head keep (plan, router).
+/* policy.h: a compression policy as data: which entries go (scorer) and how many each layer and head keep (plan,
+ * router).
  *
  * A policy is `scorer x layer plan x head router` with parameters; the names users type are presets in one table
  * (policy.c). Pure values: no allocation, safe to copy, to compare with memcmp after policy_parse, and to share between
@@ -37,15 +38,15 @@ struct policy {
     enum policy_plan plan;
     enum policy_router router;
     enum policy_scores scores;
-    int window_tokens;    /* W, last entries that always stay */
-    int sinks_tokens;     /* first entries that always stay */
-    int kernel;           /* width of the max pooling, odd */
-    double lambda;        /* weight of importance */
-    double similarity;    /* cosine above which two keys are the same, T */
-    double gamma;         /* layer smoothing power */
+    int window_tokens;          /* W, last entries that always stay */
+    int sinks_tokens;           /* first entries that always stay */
+    int kernel;                 /* width of the max pooling, odd */
+    double lambda;              /* weight of importance */
+    double similarity;          /* cosine above which two keys are the same, T */
+    double gamma;               /* layer smoothing power */
     double clip_low, clip_high; /* layer budgets stay within these multiples of H * b */
-    double beta;          /* head smoothing power */
-    double mu;            /* head floor as a share of B_l / H */
+    double beta;                /* head smoothing power */
+    double mu;                  /* head floor as a share of B_l / H */
 };
 
 /* "PRESET" or "PRESET:key=value,key=value"; presets: full streaming snapkv rkv reasonalloc reasonalloc-relative random.

@@ -80,11 +80,11 @@ int layer_plan_build(const struct policy *policy, const struct wave_profile *pro
         return 0;
     }
     if (profile == NULL)
-        return kvf_fail(err, KVF_EINVAL, "policy %s needs a wave profile of the model: make one with `kvfleet calibrate`",
-                        policy->name);
+        return kvf_fail(err, KVF_EINVAL,
+                        "policy %s needs a wave profile of the model: make one with `kvfleet calibrate`", policy->name);
     if (profile->layers != layers || profile->kv_heads != kv_heads)
-        return kvf_fail(err, KVF_EINVAL, "wave profile of %d layers x %d kv heads, the model has %d x %d", profile->layers,
-                        profile->kv_heads, layers, kv_heads);
+        return kvf_fail(err, KVF_EINVAL, "wave profile of %d layers x %d kv heads, the model has %d x %d",
+                        profile->layers, profile->kv_heads, layers, kv_heads);
     double weight[PROFILE_MAX_LAYERS], largest = 0;
     int64_t lo[PROFILE_MAX_LAYERS], hi[PROFILE_MAX_LAYERS];
     const int64_t least = (int64_t)kv_heads * (policy->window_tokens + policy->sinks_tokens + 1);
@@ -104,7 +104,8 @@ int profile_check(const struct wave_profile *profile, const char *model_hash, in
                   struct kvf_err *err)
 {
     if (strcmp(profile->model_hash, model_hash) != 0)
-        return kvf_fail(err, KVF_EINVAL, "wave profile is of model %s, this model is %s: run `kvfleet calibrate` for it",
+        return kvf_fail(err, KVF_EINVAL,
+                        "wave profile is of model %s, this model is %s: run `kvfleet calibrate` for it",
                         profile->model_hash, model_hash);
     if (profile->layers != layers || profile->kv_heads != kv_heads)
         return kvf_fail(err, KVF_EINVAL, "wave profile is of %d layers x %d kv heads, the model has %d x %d",

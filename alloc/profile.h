@@ -22,13 +22,14 @@ struct wave_profile {
 
 /* ---- measuring: x_l for one sampled step, alloc.md 1.4 ---- */
 
-/* a(j) of one kv head: the mean over the last `rows` queries and the group of softmax_j(q.k / sqrt(d)), each query seeing
- * keys up to its own position. keys [n][d]; row w at queries + w * row_stride, [group][d]; scratch and attention [n]. */
+/* a(j) of one kv head: the mean over the last `rows` queries and the group of softmax_j(q.k / sqrt(d)), each query
+ * seeing keys up to its own position. keys [n][d]; row w at queries + w * row_stride, [group][d]; scratch and attention
+ * [n]. */
 void demand_attention(const float *keys, int n, int d, const float *queries, int rows, int64_t row_stride, int group,
                       double *scratch, double *attention);
 
-/* Smallest number of entries of one attention row [n] whose sum reaches rho, largest first. A row that never reaches rho
- * needs all n. `scratch` holds n. */
+/* Smallest number of entries of one attention row [n] whose sum reaches rho, largest first. A row that never reaches
+ * rho needs all n. `scratch` holds n. */
 int demand_count(const double *attention, int n, double rho, double *scratch);
 
 struct demand_sum { /* zero-initialise; one per calibration */

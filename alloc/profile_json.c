@@ -10,10 +10,10 @@
 int profile_format(const struct wave_profile *profile, char *text, size_t cap, struct kvf_err *err)
 {
     size_t at = 0;
-#define PUT(...)                                                                                                    \
-    do {                                                                                                            \
-        at += (size_t)snprintf(text + at, cap - at, __VA_ARGS__);                                                   \
-        if (at >= cap) return kvf_fail(err, KVF_ENOMEM, "wave profile does not fit in %zu bytes", cap);             \
+#define PUT(...)                                                                                                       \
+    do {                                                                                                               \
+        at += (size_t)snprintf(text + at, cap - at, __VA_ARGS__);                                                      \
+        if (at >= cap) return kvf_fail(err, KVF_ENOMEM, "wave profile does not fit in %zu bytes", cap);                \
     } while (0)
     PUT("{\n  \"kvfleet_wave_profile\": %d,\n  \"model_hash\": \"%s\",\n", PROFILE_FORMAT, profile->model_hash);
     PUT("  \"layers\": %d,\n  \"kv_heads\": %d,\n  \"window_tokens\": %d,\n", profile->layers, profile->kv_heads,
@@ -33,7 +33,8 @@ struct reader {
 
 static int syntax(const struct reader *reader, const char *expected)
 {
-    return kvf_fail(reader->err, KVF_EINVAL, "wave profile, byte %td: expected %s", reader->at - reader->begin, expected);
+    return kvf_fail(reader->err, KVF_EINVAL, "wave profile, byte %td: expected %s", reader->at - reader->begin,
+                    expected);
 }
 
 static void space_skip(struct reader *reader)
@@ -69,8 +70,8 @@ static int number_take(struct reader *reader, double *out)
     space_skip(reader);
     char text[64];
     size_t len = 0;
-    while (reader->at + len < reader->end && len + 1 < sizeof text && strchr("0123456789+-.eE", reader->at[len]) != NULL &&
-           reader->at[len] != '\0') {
+    while (reader->at + len < reader->end && len + 1 < sizeof text &&
+           strchr("0123456789+-.eE", reader->at[len]) != NULL && reader->at[len] != '\0') {
         text[len] = reader->at[len];
         len++;
     }
@@ -104,20 +105,28 @@ static int demand_take(struct reader *reader, double *demand, int *count)
     for (*count = 0; !symbol_take(reader, ']'); ++*count) {
         if (*count > 0 && !symbol_take(reader, ',')) return syntax(reader, "',' or ']'");
         if (*count == PROFILE_MAX_LAYERS)
-            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand has more than %d layers", PROFILE_MAX_LAYERS);
+            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand has more than %d layers",
+                            PROFILE_MAX_LAYERS);
         int rc = number_take(reader, &demand[*count]);
         if (rc != 0) return rc;
         if (demand[*count] < 0)
-            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand of layer %d is %g, expected 0 or more", *count,
-                            demand[*count]);
+            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand of layer %d is %g, expected 0 or more",
+                            *count, demand[*count]);
     }
     return 0;
 }
 
 int profile_parse(const char *text, size_t len, struct wave_profile *out, struct kvf_err *err)
 {
-    static const char *const names[] = {"kvfleet_wave_profile", "model_hash", "layers",  "kv_heads", "window_tokens",
-                                        "rho",                  "probes",     "samples", "demand"};
+    static const char *const names[] = {"kvfleet_wave_profile",
+                                        "model_hash",
+                                        "layers",
+                                        "kv_heads",
+                                        "window_tokens",
+                                        "rho",
+                                        "probes",
+                                        "samples",
+                                        "demand"};
     enum { NAMES = sizeof names / sizeof names[0] };
     struct reader reader = {.at = text, .begin = text, .end = text + len, .err = err};
     int seen[NAMES] = {0}, format = 0, layers = 0, rc = 0;
@@ -133,15 +142,33 @@ int profile_parse(const char *text, size_t len, struct wave_profile *out, struct
         if (seen[key]++) return kvf_fail(err, KVF_EINVAL, "wave profile: key '%s' is there twice", name);
         if (!symbol_take(&reader, ':')) return syntax(&reader, "':'");
         switch (key) {
-        case 0: rc = whole_take(&reader, name, 0, 1 << 20, &format); break;
-        case 1: rc = string_take(&reader, out->model_hash, sizeof out->model_hash); break;
-        case 2: rc = whole_take(&reader, name, 1, PROFILE_MAX_LAYERS, &out->layers); break;
-        case 3: rc = whole_take(&reader, name, 1, 1 << 20, &out->kv_heads); break;
-        case 4: rc = whole_take(&reader, name, 1, 1 << 20, &out->window_tokens); break;
-        case 5: rc = number_take(&reader, &out->rho); break;
-        case 6: rc = whole_take(&reader, name, 0, 1 << 30, &out->probes); break;
-        case 7: rc = whole_take(&reader, name, 0, 1 << 30, &out->samples); break;
-        default: rc = demand_take(&reader, out->demand, &layers); break;
+        case 0:
+            rc = whole_take(&reader, name, 0, 1 << 20, &format);
+            break;
+        case 1:
+            rc = string_take(&reader, out->model_hash, sizeof out->model_hash);
+            break;
+        case 2:
+            rc = whole_take(&reader, name, 1, PROFILE_MAX_LAYERS, &out->layers);
+            break;
+        case 3:
+            rc = whole_take(&reader, name, 1, 1 << 20, &out->kv_heads);
+            break;
+        case 4:
+            rc = whole_take(&reader, name, 1, 1 << 20, &out->window_tokens);
+            break;
+        case 5:
+            rc = number_take(&reader, &out->rho);
+            break;
+        case 6:
+            rc = whole_take(&reader, name, 0, 1 << 30, &out->probes);
+            break;
+        case 7:
+            rc = whole_take(&reader, name, 0, 1 << 30, &out->samples);
+            break;
+        default:
+            rc = demand_take(&reader, out->demand, &layers);
+            break;
         }
         if (rc != 0) return rc;
     }

@@ -20,7 +20,8 @@ int route_reasonalloc(const struct policy *policy, int window, int heads, const 
 {
     const int64_t always = window + policy->sinks_tokens, least = always + 1;
     if (layer_budget < heads * least)
-        return kvf_fail(err, KVF_EINVAL, "layer budget %lld, expected at least %lld: %d heads x (window %d + sinks %d + 1)",
+        return kvf_fail(err, KVF_EINVAL,
+                        "layer budget %lld, expected at least %lld: %d heads x (window %d + sinks %d + 1)",
                         (long long)layer_budget, (long long)(heads * least), heads, window, policy->sinks_tokens);
 
     int64_t total = 0;

@@ -20,8 +20,8 @@ static void dot_rows_plain(const float *a, const float *rows, int n, int d, floa
     }
 }
 
-/* exp of x <= 0 to about one unit in the last place; NaN stays NaN. libm's expf takes its code, and its last bit, from the
- * machine; this gives the same float everywhere, and has no branch that would keep it from vectors. */
+/* exp of x <= 0 to about one unit in the last place; NaN stays NaN. libm's expf takes its code, and its last bit, from
+ * the machine; this gives the same float everywhere, and has no branch that would keep it from vectors. */
 static inline float exp_negative(float x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, found in the low bits */
@@ -103,7 +103,8 @@ void score_max_pool(const float *in, int n, int kernel, float *out)
 }
 
 /* Newest entry after i whose cosine with i is above the threshold; -1 if there is none. */
-static int32_t similar_after(const struct compact_kernels *kernels, const float *unit, int n, int d, int i, float threshold)
+static int32_t similar_after(const struct compact_kernels *kernels, const float *unit, int n, int d, int i,
+                             float threshold)
 {
     float row[SCAN_ROWS];
     for (int end = n; end > i + 1; end -= SCAN_ROWS) {

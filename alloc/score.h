@@ -17,11 +17,11 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
 /* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
 void score_max_pool(const float *in, int n, int kernel, float *out);
 
-/* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row, the
- * most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never exists:
- * column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit, a pair of keys
- * at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text.
- * unit: scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
+/* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
+ * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
+ * exists: column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit, a
+ * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. unit:
+ * scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
 void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
                       float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);
 

@@ -1,5 +1,5 @@
-/* select.h: order statistics over float scores in O(n). Order: score descending, index ascending; NaN is minus infinity.
- * Internal to alloc/. No allocation. */
+/* select.h: order statistics over float scores in O(n). Order: score descending, index ascending; NaN is minus
+ * infinity. Internal to alloc/. No allocation. */
 #ifndef KVF_SELECT_H
 #define KVF_SELECT_H
 

@@ -1,9 +1,9 @@
 /* engine.h: the decoder. The only header of engine/ that others include.
  *
- * An engine is one loaded model, its page pool and a running batch (continuous batching: requests join and leave between
- * steps). It is driven by one thread that calls engine_step; compute threads inside are its own. Results are
- * batch-invariant: tokens depend on the model, the request and the kernel set, never on neighbours, batch size, chunking
- * or thread count.
+ * An engine is one loaded model, its page pool and a running batch (continuous batching: requests join and leave
+ * between steps). It is driven by one thread that calls engine_step; compute threads inside are its own. Results are
+ * batch-invariant: tokens depend on the model, the request and the kernel set, never on neighbours, batch size,
+ * chunking or thread count.
  *
  * Ownership: the engine copies what engine_submit is given; a completion belongs to the caller (completion_free).
  * Times are CLOCK_MONOTONIC microseconds.
@@ -21,21 +21,21 @@ struct engine;
 
 struct engine_options {
     const char *model_folder;
-    const char *kernels;  /* "auto", "avx512bf16", "avx2", "plain" */
-    int threads;          /* compute threads, >= 1; results do not depend on it */
-    int max_batch;        /* sequences decoding at once, 1...256 */
+    const char *kernels;      /* "auto", "avx512bf16", "avx2", "plain" */
+    int threads;              /* compute threads, >= 1; results do not depend on it */
+    int max_batch;            /* sequences decoding at once, 1...256 */
     int prefill_chunk_tokens; /* prompt tokens in one step, default 256 when 0 */
-    int64_t kv_bytes;     /* page slab; 0: room for max_batch sequences of full context, at most 1 GiB */
+    int64_t kv_bytes;         /* page slab; 0: room for max_batch sequences of full context, at most 1 GiB */
 };
 
 struct engine_info {
     char model_name[128], model_hash[65], architecture[64];
-    char kernel_set[32];  /* the set that runs: bit-identity is promised within one set */
+    char kernel_set[32]; /* the set that runs: bit-identity is promised within one set */
     int layers, heads, kv_heads, head_dim, hidden, vocab, context_tokens;
     int64_t parameters, weights_bytes, kv_reserved_bytes, workspace_bytes;
     int64_t kv_bytes_per_token; /* of full cache */
     int max_batch, threads;
-    const char *chat_family;    /* NULL: none known */
+    const char *chat_family; /* NULL: none known */
 };
 
 KVF_MUSTCHECK int engine_open(const struct engine_options *options, struct engine **out, struct kvf_err *err);
@@ -50,8 +50,8 @@ const char *engine_kernel_set(int index);
 
 /* Prompt ids for a user message: chat template ("auto", "raw" or a family), tokens, exactly one BOS where the model has
  * one. *ids is malloc'd, the caller frees. *text (optional) gets the malloc'd prompt text. */
-KVF_MUSTCHECK int engine_prompt(const struct engine *engine, const char *template_name, const char *user,
-                                int32_t **ids, int *count, char **text, struct kvf_err *err);
+KVF_MUSTCHECK int engine_prompt(const struct engine *engine, const char *template_name, const char *user, int32_t **ids,
+                                int *count, char **text, struct kvf_err *err);
 
 /* ---- requests ---- */
 
@@ -72,9 +72,9 @@ struct request {
     int budget_tokens, interval_tokens;
     const struct wave_profile *profile; /* needed when policy_needs_profile */
     struct sampling sampling;
-    uint64_t seed;       /* keys the sampling generator and the random policy */
-    int max_new_tokens;  /* cut to what the context leaves */
-    int ignore_stop;     /* benches and golden tests: go on past stop ids */
+    uint64_t seed;      /* keys the sampling generator and the random policy */
+    int max_new_tokens; /* cut to what the context leaves */
+    int ignore_stop;    /* benches and golden tests: go on past stop ids */
     /* Called in engine_step for each new token with the complete characters that became available; may be NULL. */
     void (*on_token)(void *user, uint64_t id, int32_t token, const char *text, size_t len);
     void *user;
@@ -96,20 +96,20 @@ struct completion {
     char error[256]; /* why, for FINISH_ERROR */
     int32_t *output_ids;
     int prompt_tokens, output_tokens, thinking_tokens; /* thinking: up to and with </think>; -1 when never closed */
-    char *text; /* output text, special tokens left out, <think> tags kept; NUL-terminated */
-    uint64_t output_hash; /* FNV-1a 64 over the output ids: equal runs have equal hashes */
-    int64_t queue_us, ttft_us;      /* submit to admission; submit to first token */
-    int64_t prefill_us;             /* time of the prefill chunks of this prompt */
-    int64_t decode_share_us;        /* each decode step's time (compaction apart) divided by the sequences in it, summed */
+    char *text;                /* output text, special tokens left out, <think> tags kept; NUL-terminated */
+    uint64_t output_hash;      /* FNV-1a 64 over the output ids: equal runs have equal hashes */
+    int64_t queue_us, ttft_us; /* submit to admission; submit to first token */
+    int64_t prefill_us;        /* time of the prefill chunks of this prompt */
+    int64_t decode_share_us;   /* each decode step's time (compaction apart) divided by the sequences in it, summed */
     int64_t compaction_us;
-    int64_t total_us;               /* submit to finish */
+    int64_t total_us; /* submit to finish */
     int compactions;
     int64_t evicted_entries;
-    double budget_achieved;         /* mean entries per (layer, head) right after compactions; -1: none happened */
+    double budget_achieved; /* mean entries per (layer, head) right after compactions; -1: none happened */
     int64_t kv_live_mean_bytes, kv_live_peak_bytes; /* pages in use; mean over decode steps */
-    double batch_mean;              /* sequences in its decode steps */
+    double batch_mean;                              /* sequences in its decode steps */
     int batch_max;
-    float min_margin;               /* smallest gap between best and second logit over the output */
+    float min_margin; /* smallest gap between best and second logit over the output */
 };
 /* Takes one finished request; 1 when there was one, 0 otherwise. */
 int engine_poll(struct engine *engine, struct completion *out);

@@ -2,8 +2,8 @@
  *
  * A program describes its settings in one table; conf_read fills the struct that the offsets point into. Flags are
  * --long-name VALUE or --long-name=VALUE (a bool: --name / --no-name); the environment is KVFLEET_LONG_NAME; the file
- * (--config PATH, or KVFLEET_CONFIG) holds `long-name = value` lines and # comments. An unknown flag or key, a value that
- * does not parse or is out of range is refused with its origin in the line.
+ * (--config PATH, or KVFLEET_CONFIG) holds `long-name = value` lines and # comments. An unknown flag or key, a value
+ * that does not parse or is out of range is refused with its origin in the line.
  */
 #ifndef KVF_CONF_H
 #define KVF_CONF_H
@@ -27,7 +27,7 @@ struct conf_item {
     const char *name; /* long-name; NULL ends the table */
     char letter;      /* short flag or 0 */
     enum conf_kind kind;
-    size_t offset;    /* into the settings struct */
+    size_t offset;        /* into the settings struct */
     const char *fallback; /* default as text, NULL: unset (NULL, 0, false) */
     double min, max;
     const char *value_name, *help;

@@ -1,5 +1,5 @@
-/* log.h: one line an event on stderr: UTC time, level, event name, key=value pairs; values are escaped. Never keys, never
- * prompts. Thread-safe (one write call a line). */
+/* log.h: one line an event on stderr: UTC time, level, event name, key=value pairs; values are escaped. Never keys,
+ * never prompts. Thread-safe (one write call a line). */
 #ifndef KVF_LOG_H
 #define KVF_LOG_H
 

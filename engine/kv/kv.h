@@ -19,8 +19,8 @@
 
 struct kv_shape {
     int layers, kv_heads, group, head_dim;
-    int window_tokens;   /* rows of the query ring, >= 1 */
-    int max_entries;     /* most entries of one (layer, head): the context length */
+    int window_tokens; /* rows of the query ring, >= 1 */
+    int max_entries;   /* most entries of one (layer, head): the context length */
     int max_sequences;
 };
 struct kv_pool;
@@ -35,8 +35,8 @@ KVF_MUSTCHECK int kv_seq_open(struct kv_pool *pool, struct kv_seq **out, struct 
 /* Returns all its pages. */
 void kv_seq_close(struct kv_pool *pool, struct kv_seq **seq);
 
-/* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. Room is counted
- * from the present length: asking twice before kv_put sets aside no more. */
+/* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. Room is
+ * counted from the present length: asking twice before kv_put sets aside no more. */
 KVF_MUSTCHECK int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens);
 /* Entries that can still be appended without kv_reserve failing, over all sequences: free pages of the pool. */
 int64_t kv_pool_free_pages(const struct kv_pool *pool);

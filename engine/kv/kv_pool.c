@@ -55,7 +55,8 @@ static int pool_allocate(struct kv_pool *pool)
     size_t slab_bytes = (size_t)pool->pages * (size_t)pool->page_floats * sizeof(float);
     void *slab = mmap(NULL, slab_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED) return 0;
-    /* Attention jumps from page to page: small pages of the system cost a TLB miss each. A refusal changes nothing else. */
+    /* Attention jumps from page to page: small pages of the system cost a TLB miss each. A refusal changes nothing
+     * else. */
     madvise(slab, slab_bytes, MADV_HUGEPAGE);
     pool->slab = slab;
 

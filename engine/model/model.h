@@ -1,10 +1,10 @@
 /* model.h: a Hugging Face folder as checked, memory-mapped tensors. Internal to engine/.
  *
  * model_open reads config.json, generation_config.json, model.safetensors or the shards that the index names, checks
- * every tensor the architecture needs (presence, dtype, shape, bounds, no overlap) and maps the files read-only; nothing
- * is copied. Architectures are rows of a table in arch.c: class name, tensor name patterns, which tensors are optional.
- * Hostile files: no crash, no hang (FIFO, directory), no read outside the folder, no allocation by a number that the
- * file made up. A struct model is immutable after model_open and may be shared between threads.
+ * every tensor the architecture needs (presence, dtype, shape, bounds, no overlap) and maps the files read-only;
+ * nothing is copied. Architectures are rows of a table in arch.c: class name, tensor name patterns, which tensors are
+ * optional. Hostile files: no crash, no hang (FIFO, directory), no read outside the folder, no allocation by a number
+ * that the file made up. A struct model is immutable after model_open and may be shared between threads.
  */
 #ifndef KVF_MODEL_H
 #define KVF_MODEL_H
@@ -32,7 +32,7 @@ struct model_config {
     enum rope_type rope_type;
     double rope_theta, rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     int rope_original_positions;
-    int bos_id;                /* -1: none */
+    int bos_id;                 /* -1: none */
     int eos_ids[MODEL_MAX_EOS]; /* generation_config.json over config.json */
     int eos_count;
 };
@@ -46,8 +46,8 @@ struct model {
     struct model_config config;
     struct weight embed, final_norm, lm_head; /* lm_head == embed when tied */
     struct model_layer *layer;                /* [config.layers] */
-    char hash[65];       /* hex SHA-256 over config.json and every weight file, names and contents, in name order */
-    char name[128];      /* last component of the folder */
+    char hash[65];         /* hex SHA-256 over config.json and every weight file, names and contents, in name order */
+    char name[128];        /* last component of the folder */
     int64_t weights_bytes; /* mapped tensor bytes */
     int64_t parameters;
     struct model_files *files; /* mappings */

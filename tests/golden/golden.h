@@ -1,4 +1,5 @@
-/* golden.h: what golden tests share: the reference folder, JSON lines, float32 arrays. Test code: it exits on trouble. */
+/* golden.h: what golden tests share: the reference folder, JSON lines, float32 arrays. Test code: it exits on trouble.
+ */
 #ifndef KVF_TEST_GOLDEN_H
 #define KVF_TEST_GOLDEN_H
 

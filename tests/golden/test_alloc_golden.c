@@ -1,4 +1,5 @@
-/* The compression algorithms against golden/compress: ALLOC, layer demand and plans, head routing, scores, kept sets. */
+/* The compression algorithms against golden/compress: ALLOC, layer demand and plans, head routing, scores, kept sets.
+ */
 #include <check.h>
 
 #include "alloc/apportion.h"
@@ -94,7 +95,8 @@ START_TEST(demand_equals_reference)
         double demand[PROFILE_MAX_LAYERS];
         demand_finish(&sum, layers, demand);
         for (int l = 0; l < layers; l++)
-            ck_assert_double_eq_tol(demand[l], golden_number(json_array_get(json_object_get(row, "D"), (size_t)l)), 1e-12);
+            ck_assert_double_eq_tol(demand[l], golden_number(json_array_get(json_object_get(row, "D"), (size_t)l)),
+                                    1e-12);
         compared++;
     }
     ck_assert_int_eq(compared, 7);
@@ -115,8 +117,8 @@ START_TEST(demand_from_keys_and_queries_equals_reference)
         const json_t *causal = json_object_get(row, "causal");
         double *work = malloc(3 * (size_t)n * sizeof *work), x = 0;
         for (int h = 0; h < heads; h++) {
-            demand_attention(keys + (size_t)h * n * d, n, d, queries + h * group * d, window, (int64_t)q_heads * d, group,
-                             work, work + n);
+            demand_attention(keys + (size_t)h * n * d, n, d, queries + h * group * d, window, (int64_t)q_heads * d,
+                             group, work, work + n);
             const json_t *first = json_array_get(json_object_get(causal, "a_first8"), (size_t)h);
             for (size_t j = 0; j < 8; j++)
                 ck_assert_double_eq_tol(work[(size_t)n + j], golden_number(json_array_get(first, j)), 1e-12);
@@ -149,7 +151,8 @@ START_TEST(layer_plan_equals_reference)
             profile.demand[l] = golden_number(json_array_get(json_object_get(row, "D"), (size_t)l));
         int64_t budget[PROFILE_MAX_LAYERS];
         struct kvf_err err = {""};
-        int rc = layer_plan_build(&policy, &profile, profile.layers, profile.kv_heads, golden_int(row, "b"), budget, &err);
+        int rc =
+            layer_plan_build(&policy, &profile, profile.layers, profile.kv_heads, golden_int(row, "b"), budget, &err);
         compared++;
         const json_t *error = json_object_get(row, "error");
         if (error != NULL && !json_is_null(error)) {
@@ -159,10 +162,9 @@ START_TEST(layer_plan_equals_reference)
         ck_assert_msg(rc == 0, "%s: %s", golden_text(row, "id"), err.text);
         int slack = json_is_true(json_object_get(row, "float_sensitive"));
         for (int l = 0; l < profile.layers; l++)
-            ck_assert_msg(
-                llabs((long long)(budget[l] - json_integer_value(json_array_get(json_object_get(row, "B"), (size_t)l)))) <=
-                    slack,
-                "%s: layer %d has %lld", golden_text(row, "id"), l, (long long)budget[l]);
+            ck_assert_msg(llabs((long long)(budget[l] - json_integer_value(json_array_get(json_object_get(row, "B"),
+                                                                                          (size_t)l)))) <= slack,
+                          "%s: layer %d has %lld", golden_text(row, "id"), l, (long long)budget[l]);
     }
     ck_assert_int_eq(compared, 14);
 }
@@ -182,13 +184,14 @@ static int keep(const uint32_t *rank, int candidates, int n, int window, int sin
     return count;
 }
 
-static void kept_expect(const char *id, const char *mode, int head, const json_t *expected, const int32_t *kept, int count)
+static void kept_expect(const char *id, const char *mode, int head, const json_t *expected, const int32_t *kept,
+                        int count)
 {
-    ck_assert_msg((int)json_array_size(expected) == count, "%s %s head %d: %d kept, expected %zu", id, mode, head, count,
-                  json_array_size(expected));
+    ck_assert_msg((int)json_array_size(expected) == count, "%s %s head %d: %d kept, expected %zu", id, mode, head,
+                  count, json_array_size(expected));
     for (int k = 0; k < count; k++)
-        ck_assert_msg(json_integer_value(json_array_get(expected, (size_t)k)) == kept[k], "%s %s head %d: kept[%d] is %d",
-                      id, mode, head, k, kept[k]);
+        ck_assert_msg(json_integer_value(json_array_get(expected, (size_t)k)) == kept[k],
+                      "%s %s head %d: kept[%d] is %d", id, mode, head, k, kept[k]);
 }
 
 START_TEST(head_routing_equals_reference)
@@ -232,8 +235,8 @@ START_TEST(head_routing_equals_reference)
                     rank[at] = score_rank(relative ? scores[at] * (float)entries[h] : scores[at]);
             struct route route;
             struct kvf_err err = {""};
-            int rc = route_reasonalloc(&policy, window, heads, entries, candidates, rank, json_is_array(caps) ? cap : NULL,
-                                       budget, &route, &err);
+            int rc = route_reasonalloc(&policy, window, heads, entries, candidates, rank,
+                                       json_is_array(caps) ? cap : NULL, budget, &route, &err);
             if (json_object_get(expected, "error") != NULL) {
                 ck_assert_int_eq(rc, KVF_EINVAL);
                 free(rank);
@@ -251,8 +254,9 @@ START_TEST(head_routing_equals_reference)
                 ck_assert_int_eq(route.lo[h], json_integer_value(json_array_get(json_object_get(expected, "lo"), i)));
                 ck_assert_int_eq(route.hi[h], json_integer_value(json_array_get(json_object_get(expected, "hi"), i)));
                 int64_t want = json_integer_value(json_array_get(json_object_get(expected, "budgets"), i));
-                ck_assert_msg(llabs((long long)(route.budget[h] - want)) <= slack, "%s %s: b[%d] is %lld, expected %lld",
-                              id, mode, h, (long long)route.budget[h], (long long)want);
+                ck_assert_msg(llabs((long long)(route.budget[h] - want)) <= slack,
+                              "%s %s: b[%d] is %lld, expected %lld", id, mode, h, (long long)route.budget[h],
+                              (long long)want);
                 int count = keep(rank + at, candidates[h], entries[h], window, sinks, want, kept);
                 kept_expect(id, mode, h, json_array_get(json_object_get(expected, "kept"), i), kept, count);
             }
@@ -285,8 +289,12 @@ START_TEST(whole_layer_equals_reference)
             ck_assert_int_eq(policy_parse(relative ? "reasonalloc-relative" : "reasonalloc", &policy, NULL), 0);
             policy.sinks_tokens = golden_int(row, "sinks");
             policy.lambda = golden_real(row, "lambda");
-            struct compact_input input = {.kv_heads = heads, .group = q_heads / heads, .head_dim = d, .keys = keys,
-                                          .entries = entries, .query_rows = golden_int(row, "W"),
+            struct compact_input input = {.kv_heads = heads,
+                                          .group = q_heads / heads,
+                                          .head_dim = d,
+                                          .keys = keys,
+                                          .entries = entries,
+                                          .query_rows = golden_int(row, "W"),
                                           .queries = golden_array(arrays, json_object_get(row, "Q")),
                                           .layer_budget = json_integer_value(json_object_get(row, "B_l"))};
             const int32_t *kept[8];
@@ -311,8 +319,8 @@ static void near_expect(const char *id, const char *what, const float *got, cons
     double top = 0;
     for (int i = 0; i < n; i++) top = fmax(top, fabs((double)expected[i]));
     for (int i = 0; i < n; i++)
-        ck_assert_msg(fabs((double)got[i] - expected[i]) <= 1e-6 + 1e-5 * top, "%s %s[%d]: %.9g, expected %.9g", id, what, i,
-                      (double)got[i], (double)expected[i]);
+        ck_assert_msg(fabs((double)got[i] - expected[i]) <= 1e-6 + 1e-5 * top, "%s %s[%d]: %.9g, expected %.9g", id,
+                      what, i, (double)got[i], (double)expected[i]);
 }
 
 struct inputs {
@@ -323,8 +331,11 @@ struct inputs {
 static struct inputs inputs_of(const json_t *score)
 {
     const json_t *in = find(cases, golden_text(score, "input"));
-    struct inputs out = {.heads = golden_int(in, "kv_heads"), .n = golden_int(in, "n"), .d = golden_int(in, "d"),
-                         .window = golden_int(in, "W"), .keys = golden_array(arrays, json_object_get(in, "K")),
+    struct inputs out = {.heads = golden_int(in, "kv_heads"),
+                         .n = golden_int(in, "n"),
+                         .d = golden_int(in, "d"),
+                         .window = golden_int(in, "W"),
+                         .keys = golden_array(arrays, json_object_get(in, "K")),
                          .queries = golden_array(arrays, json_object_get(in, "Q"))};
     out.group = golden_int(in, "q_heads") / out.heads;
     return out;
@@ -361,7 +372,8 @@ START_TEST(scores_equal_reference)
                 near_expect(id, "S", pooled, golden_array(arrays, json_object_get(row, "S")) + h * past, past);
                 continue;
             }
-            score_redundancy(&kernels, keys, in.n, in.d, golden_real(row, "threshold"), unit, sum, relieved, column, red);
+            score_redundancy(&kernels, keys, in.n, in.d, golden_real(row, "threshold"), unit, sum, relieved, column,
+                             red);
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);
             near_expect(id, "red", red, golden_array(arrays, json_object_get(row, "red")) + h * in.n, in.n);
@@ -437,8 +449,13 @@ START_TEST(kept_sets_equal_reference)
             entries[h] = in.n;
         }
         struct compact_work *work = compact_work_new(in.heads, in.group, in.d, in.window, in.n);
-        struct compact_input input = {.kv_heads = in.heads, .group = in.group, .head_dim = in.d, .keys = keys,
-                                      .entries = entries, .queries = in.queries, .query_rows = in.window,
+        struct compact_input input = {.kv_heads = in.heads,
+                                      .group = in.group,
+                                      .head_dim = in.d,
+                                      .keys = keys,
+                                      .entries = entries,
+                                      .queries = in.queries,
+                                      .query_rows = in.window,
                                       .layer_budget = (int64_t)golden_int(row, "budget") * in.heads};
         const int32_t *kept[8];
         int count[8], noop;
@@ -474,8 +491,14 @@ START_TEST(streaming_equals_reference)
         policy.window_tokens = 0; /* recency alone decides */
         const float key = 0, query = 0, *keys[1] = {&key};
         struct compact_work *work = compact_work_new(1, 1, 1, 8, n);
-        struct compact_input input = {.kv_heads = 1, .group = 1, .head_dim = 1, .keys = keys, .entries = &n,
-                                      .queries = &query, .query_rows = 1, .layer_budget = budget};
+        struct compact_input input = {.kv_heads = 1,
+                                      .group = 1,
+                                      .head_dim = 1,
+                                      .keys = keys,
+                                      .entries = &n,
+                                      .queries = &query,
+                                      .query_rows = 1,
+                                      .layer_budget = budget};
         const int32_t *kept[1];
         int count[1], noop;
         ck_assert_int_eq(compact_layer(&policy, &input, NULL, work, kept, count, &noop, NULL), 0);
