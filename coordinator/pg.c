@@ -222,7 +222,8 @@ static int result_judge(struct pg *pg, const PGresult *result, struct kvf_err *e
     line_of(PQresultErrorMessage(result), line, sizeof line);
     kvf_fail(err, KVF_ECORRUPT, "database %s: SQLSTATE %s: %s", pg->where, state, line);
     if (strcmp(state, "53100") == 0) return KVF_EIO;
-    if (strcmp(state, "57014") == 0) return KVF_EAGAIN;
+    /* out of memory or another limit, an error below the database, cancelled: the same statement may succeed later */
+    if (strncmp(state, "53", 2) == 0 || strncmp(state, "58", 2) == 0 || strcmp(state, "57014") == 0) return KVF_EAGAIN;
     if (strcmp(state, "40001") == 0 || strcmp(state, "40P01") == 0 || strcmp(state, "55P03") == 0 ||
         strcmp(state, "23505") == 0)
         return KVF_ECONFLICT;

@@ -376,12 +376,17 @@ static struct queue_lease *lease_make(struct queue_job *job, struct queue_worker
     lease->job = job;
     lease->run_id = worker->run_id;
     while (lease->n_samples < most) {
-        const struct queue_problem *next = &job->problems[job->samples[job->pending[job->pending_at]].problem];
+        const struct queue_sample *sample = &job->samples[job->pending[job->pending_at]];
+        const struct queue_problem *next = &job->problems[sample->problem];
+        /* a sample on its last attempt travels alone: whatever it does to its worker, no other sample pays for it */
+        const bool alone = sample->attempts > 0 && sample->attempts + 1 >= job->max_attempts;
+        if (alone && lease->n_samples > 0) break;
         bytes += next->problem.len + next->answer.len;
         if (lease->n_samples > 0 && bytes > QUEUE_LEASE_BYTES) break;
         lease->samples[lease->n_samples] = sample_from_line(job);
         job->samples[lease->samples[lease->n_samples]].attempts++;
         lease->open |= 1u << lease->n_samples++;
+        if (alone) break;
     }
     lease->n_open = lease->n_samples;
     worker_attach(worker, lease);
@@ -486,6 +491,13 @@ int queue_lease_place(const struct queue_lease *lease, int64_t sample_id)
     for (uint32_t i = 0; i < lease->n_samples; i++)
         if (lease->job->samples[lease->samples[i]].sample_id == sample_id) return lease->open & (1u << i) ? (int)i : -2;
     return lease->partial ? -2 : -1;
+}
+
+bool queue_sample_is_settled(const struct queue_job *job, int64_t sample_id)
+{
+    const struct queue_sample *sample =
+        bsearch(&sample_id, job->samples, job->n_samples, sizeof *job->samples, sample_by_id);
+    return sample != NULL && sample->state == SAMPLE_SETTLED;
 }
 
 void queue_lease_renew(struct queue *queue, struct queue_lease *lease, int64_t now_ms)

@@ -165,6 +165,8 @@ void queue_lease_undo(struct queue *queue, struct queue_lease *lease);
  * left out. */
 KVF_MUSTCHECK int queue_lease_adopt(struct queue *queue, struct queue_job *job, int64_t run_id, int64_t fence,
                                     const int64_t *sample_ids, uint32_t n, int64_t now_ms, struct kvf_err *err);
+/* Whether the sample has its result in the database. */
+bool queue_sample_is_settled(const struct queue_job *job, int64_t sample_id);
 /* Place of an open sample in the lease; -2 when it is not open any more (in a partial lease also when it is not known:
  * the worker sends again what was committed before a restart); -1 when it is not in it. */
 int queue_lease_place(const struct queue_lease *lease, int64_t sample_id);

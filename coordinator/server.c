@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,7 @@ bool server_write_failed(struct server *server, const char *event, int code, con
         return true;
     case KVF_ECONFLICT:
     case KVF_EAGAIN:
+    case KVF_ENOMEM:
         log_event(LOG_WARN_LEVEL, event, "again_in_ms=%d why=%s", CONFLICT_RETRY_MS, err->text);
         server->paused_until_ms = server->now_ms + CONFLICT_RETRY_MS;
         return true;
@@ -124,7 +126,8 @@ static int database_wait(struct server *server, struct kvf_err *err)
                                                     (double)server->options->db_wait_ms / 1000, last.text);
         }
         log_event(LOG_INFO_LEVEL, "database_away", "why=%s", err->text);
-        usleep((useconds_t)(backoff_ms * 1000));
+        struct pollfd stop = {.fd = server->signal_fd, .events = POLLIN};
+        if (poll(&stop, 1, (int)backoff_ms) > 0) return kvf_fail(err, KVF_EUNAVAIL, "stopped while waiting for the database");
         backoff_ms = backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : backoff_ms * 2;
     }
 }

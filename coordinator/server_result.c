@@ -120,6 +120,17 @@ static int batch_check(const struct queue_lease *lease, const struct msg_result 
     return KVF_OK;
 }
 
+/* After a reload a lease may hold fewer samples than it was granted; its results for the others count only where they are
+ * in the database already, and must not be acknowledged away where they are not. */
+static bool batch_strays(const struct queue_lease *lease, const struct msg_result *result)
+{
+    for (uint32_t i = 0; lease->partial && i < result->n_results; i++)
+        if (queue_lease_place(lease, (int64_t)result->results[i].sample_id) < 0 &&
+            !queue_sample_is_settled(lease->job, (int64_t)result->results[i].sample_id))
+            return true;
+    return false;
+}
+
 static void rows_claim(struct intake *intake, struct queue_lease *lease, const struct msg_result *result)
 {
     for (uint32_t i = 0; i < result->n_results; i++) {
@@ -169,6 +180,11 @@ bool intake_add(struct server *server, struct wire_message *message)
     queue_lease_renew(&server->queue, lease, server->now_ms);
     if (batch_check(lease, result, &err) != KVF_OK) {
         if (!batch_invalid(server, &message->peer, lease, err.text)) return false;
+        wire_message_free(message);
+        return true;
+    }
+    if (batch_strays(lease, result)) { /* the lease runs out by itself; whoever has its samples now brings them */
+        peer_revoke(server, &message->peer, lease->fence, "some of its samples are lent to others");
         wire_message_free(message);
         return true;
     }
@@ -268,8 +284,8 @@ static void intake_refused(struct server *server)
         peer_revoke(server, &intake->batches[i].message.peer, intake->batches[i].fence,
                     "the results could not be stored");
         if (lease == NULL) continue;
-        if (store_leases_end(&server->store, &lease->fence, 1, "revoked", &err) != KVF_OK)
-            log_event(LOG_ERROR_LEVEL, "revoke_failed", "fence=%" PRId64 " why=%s", lease->fence, err.text);
+        int code = store_leases_end(&server->store, &lease->fence, 1, "revoked", &err);
+        if (code != KVF_OK && server_write_failed(server, "revoke_failed", code, &err)) break; /* the reload settles it */
         queue_lease_end(&server->queue, lease, false);
     }
     intake_clear(server);

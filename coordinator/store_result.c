@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "coordinator/store.h"
@@ -74,6 +75,9 @@ static bool str_in(struct str value, const char *const *names)
     return false;
 }
 
+/* No time and no size comes near; sums over many rows stay within bigint. */
+#define MEASURE_MAX (INT64_C(1) << 50)
+
 int store_result_check(const struct rec_result *result, struct kvf_err *err)
 {
     static const char *const finishes[] = {"stop", "stop_string", "length", "loop", "oom", "cancelled", "error", NULL};
@@ -89,9 +93,15 @@ int store_result_check(const struct rec_result *result, struct kvf_err *err)
                         (int)result->grade.len, result->grade.text);
     for (int i = 0; i < N_COLUMNS; i++) {
         int64_t value, most;
+        if (columns[i].kind == COLUMN_REAL) {
+            double real = *(const double *)((const char *)result + columns[i].offset);
+            if (!isnan(real) && fabs(real) > (double)MEASURE_MAX)
+                return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": %s: expected at most %g, got %g",
+                                result->sample_id, columns[i].name, (double)MEASURE_MAX, real);
+        }
         if (columns[i].kind != COLUMN_INT || strcmp(columns[i].name, "output_hash") == 0) continue;
         value = *(const int64_t *)((const char *)result + columns[i].offset);
-        most = str_in(str_of(columns[i].name), narrow) ? INT32_MAX : INT64_MAX;
+        most = str_in(str_of(columns[i].name), narrow) ? INT32_MAX : MEASURE_MAX;
         if (value != MSG_NULL_INT && (value < 0 || value > most))
             return kvf_fail(err, KVF_EINVAL, "sample %" PRIu64 ": %s: expected 0 to %" PRId64 ", got %" PRId64,
                             result->sample_id, columns[i].name, most, value);

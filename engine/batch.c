@@ -89,7 +89,8 @@ void run_finish(struct engine *engine, struct run *run, enum finish_reason reaso
     figures->total_us = clock_us() - run->submitted_us;
     if (!run->admitted) figures->queue_us = figures->prefill_us = -1;
     if (run->announced == 0) figures->ttft_us = -1;
-    figures->decode_share_us = (int64_t)llround(run->share_us);
+    if (figures->prefill_us == 0) figures->prefill_us = -1;
+    figures->decode_share_us = run->share_us > 0 ? (int64_t)llround(run->share_us) : -1;
     figures->budget_achieved = figures->compactions > 0 ? run->kept_mean_sum / figures->compactions : -1.0;
     figures->kv_live_mean_bytes = run->decode_steps > 0 ? (int64_t)(run->live_sum / run->decode_steps) : -1;
     if (figures->kv_live_peak_bytes == 0) figures->kv_live_peak_bytes = -1;

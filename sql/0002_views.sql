@@ -60,7 +60,7 @@ CREATE FUNCTION cell_rows(wanted bigint) RETURNS TABLE (
     pareto boolean, kernel_sets text, model_name text, dataset_name text)
 LANGUAGE sql STABLE AS $$
 WITH row_of AS (
-    SELECT r.cell_id, s.problem_no, s.repeat, r.finish, g.verdict, r.output_tokens, r.kv_live_mean_bytes,
+    SELECT r.cell_id, s.problem_no, s.repeat, r.finish, r.finish <> 'error' AS ok, g.verdict, r.output_tokens, r.kv_live_mean_bytes,
            r.kv_live_peak_bytes, r.decode_us, r.prefill_us, r.compaction_us, r.compactions, r.evicted_entries,
            r.batch_mean, u.kernel_set
     FROM results r
@@ -79,15 +79,20 @@ WITH row_of AS (
            count(*) FILTER (WHERE verdict = 'wrong') AS wrong,
            count(*) FILTER (WHERE verdict = 'unanswered') AS unanswered,
            count(*) FILTER (WHERE verdict = 'truncated') AS truncated,
-           avg(output_tokens)::double precision AS mean_output_tokens,
-           avg(row_of.kv_live_mean_bytes)::double precision AS kv_live_mean_bytes,
-           avg(row_of.kv_live_peak_bytes)::double precision AS kv_live_peak_bytes,
-           -- every sample carries its own share of each step, so the sums are one worker's time on this cell
-           sum(output_tokens) / nullif(sum(decode_us) / 1e6, 0) AS decode_tokens_per_s,
-           sum(output_tokens) / nullif(sum(decode_us + prefill_us + compaction_us) / 1e6, 0) AS e2e_tokens_per_s,
-           avg(compactions)::double precision AS compactions_mean,
-           avg(evicted_entries)::double precision AS evicted_mean,
-           avg(row_of.batch_mean) AS batch_mean,
+           -- like accuracy, every mean is over the samples that are no errors
+           avg(output_tokens) FILTER (WHERE ok)::double precision AS mean_output_tokens,
+           avg(row_of.kv_live_mean_bytes) FILTER (WHERE ok)::double precision AS kv_live_mean_bytes,
+           avg(row_of.kv_live_peak_bytes) FILTER (WHERE ok)::double precision AS kv_live_peak_bytes,
+           -- every sample carries its own share of each step, so the sums are one worker's time on this cell; the first
+           -- token of a sample comes out of its prefill, not out of a decode step
+           sum(output_tokens - 1) FILTER (WHERE ok AND output_tokens > 0) /
+               nullif(sum(decode_us) FILTER (WHERE ok) / 1e6, 0) AS decode_tokens_per_s,
+           sum(output_tokens) FILTER (WHERE ok) /
+               nullif(sum(coalesce(decode_us, 0) + prefill_us + coalesce(compaction_us, 0)) FILTER (WHERE ok) / 1e6, 0)
+               AS e2e_tokens_per_s,
+           avg(compactions) FILTER (WHERE ok)::double precision AS compactions_mean,
+           avg(evicted_entries) FILTER (WHERE ok)::double precision AS evicted_mean,
+           avg(row_of.batch_mean) FILTER (WHERE ok) AS batch_mean,
            string_agg(DISTINCT kernel_set, ',') AS kernel_sets
     FROM row_of GROUP BY cell_id
 ), paired AS ( -- against full cache with the same sampling, on the same (problem, repeat); error rows are no evidence

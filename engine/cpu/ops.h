@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define PANEL_OUTPUTS    16
-#define CPU_PAGE_ENTRIES 16 /* = KV_PAGE_ENTRIES, asserted in forward.c */
+#define CPU_PAGE_ENTRIES 16 /* = KV_PAGE_ENTRIES, asserted in decoder.c */
 
 /* A weight matrix [outputs][inputs] cut in panels of 16 outputs; one panel streams through the inner loop in order. */
 enum panel_kind {
@@ -25,7 +25,7 @@ struct panels {
     enum panel_kind kind;
     int outputs, inputs;
     int count;   /* panels: outputs / 16 rounded up; missing outputs are zero */
-    void *data;  /* 6 aligned */
+    void *data;  /* 64-byte aligned */
     float *bias; /* [count * 16] or NULL */
     int64_t bytes;
 };
@@ -48,7 +48,7 @@ struct attention {
     int entries;               /* >= 1; a row of a prefill chunk gives the entries up to its own */
     int group, head_dim;       /* head_dim a multiple of 4 */
     float scale;
-    float *scratch; /* [group][entries rounded up to 16], 6 aligned */
+    float *scratch; /* [group][entries rounded up to 16], 64-byte aligned */
     float *out;     /* [group][head_dim] */
 };
 

@@ -38,7 +38,7 @@ void kv_seq_close(struct kv_pool *pool, struct kv_seq **seq);
 /* Makes room for `tokens` more entries in every (layer, head), or changes nothing and returns KVF_ENOMEM. Room is
  * counted from the present length: asking twice before kv_put sets aside no more. */
 KVF_MUSTCHECK int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens);
-/* Entries that can still be appended without kv_reserve failing, over all sequences: free pages of the pool. */
+/* Pages that no sequence holds or has reserved. */
 int64_t kv_pool_free_pages(const struct kv_pool *pool);
 /* Most pages that were in use at once since kv_pool_new. */
 int64_t kv_pool_peak_pages(const struct kv_pool *pool);

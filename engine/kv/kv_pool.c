@@ -1,4 +1,4 @@
-/* kv_pool.c: pages, page lists, sequences, query rings, and the check that none of them is lost or shared. */
+/* kv_pool.c: pages, page lists, sequences, query rings. */
 #include "engine/kv/kv_internal.h"
 
 #include <assert.h>

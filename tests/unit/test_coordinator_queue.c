@@ -134,6 +134,29 @@ START_TEST(large_texts_make_small_leases)
 }
 END_TEST
 
+/* A sample that kills its worker must not take others with it: on its last attempt it travels alone. */
+START_TEST(last_attempt_travels_alone)
+{
+    struct queue_lease *leases[8];
+    int64_t fence = 1, now = 10000;
+    struct queue_job *job = job_add(1, 4, hash_a, 2);
+    struct queue_worker *worker = worker_add(1, hash_a);
+
+    queue_worker_ready(&queue, worker, 4, NULL, 0, now);
+    uint32_t n = grant(leases, 8, &fence, now);
+    ck_assert_uint_ge(n, 1);
+    for (uint32_t i = 0; i < n; i++) queue_lease_end(&queue, leases[i], false);
+    ck_assert_uint_eq(job->n_pending, 4);
+    queue_worker_ready(&queue, worker, 4, NULL, 0, now);
+    n = grant(leases, 8, &fence, now);
+    ck_assert_uint_eq(n, 4);
+    for (uint32_t i = 0; i < n; i++) ck_assert_uint_eq(leases[i]->n_samples, 1);
+    queue_lease_end(&queue, leases[0], false);
+    ck_assert_uint_eq(job->n_exhausted, 1);
+    check();
+}
+END_TEST
+
 START_TEST(model_and_order)
 {
     struct queue_lease *leases[8];
@@ -537,6 +560,7 @@ int main(void)
     tcase_add_test(rules, lease_sizes);
     tcase_add_test(rules, lease_is_at_most_32);
     tcase_add_test(rules, large_texts_make_small_leases);
+    tcase_add_test(rules, last_attempt_travels_alone);
     tcase_add_test(rules, model_and_order);
     tcase_add_test(rules, credit_counts_what_is_on_the_way);
     tcase_add_test(rules, expiry_and_renewal);

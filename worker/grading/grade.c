@@ -150,8 +150,10 @@ struct grade grade_text(const char *text, enum finish_reason finish, const char 
     struct span box;
     switch (box_last(end + sizeof tag - 1, &box)) {
     case BOX_NONE:
+        if (finish == FINISH_LENGTH) return grade_of(VERDICT_TRUNCATED, "length");
         return grade_of(VERDICT_UNANSWERED, "no_box");
     case BOX_OPEN:
+        if (finish == FINISH_LENGTH) return grade_of(VERDICT_TRUNCATED, "length");
         return grade_of(VERDICT_UNANSWERED, "unclosed_box");
     case BOX_FOUND:
         break;
