@@ -77,7 +77,7 @@ static int settings_check(const struct settings *settings, char *const *rest, st
     if (log_parse_level(settings->log_level) < 0)
         return kvf_fail(err, KVF_EINVAL, "--log-level: expected error, warn, info or debug, got '%s'",
                         settings->log_level);
-    if (settings->server.keys == NULL && !settings->print_config && !settings->help && !settings->version)
+    if (settings->server.keys == NULL && !settings->print_config)
         return kvf_fail(err, KVF_EINVAL,
                         "--keys is required: the folder with coordinator.secret and authorized/ (kvfleet keys)");
     if (settings->server.lease_ms < 3 * settings->server.heartbeat_ms)
@@ -93,14 +93,19 @@ int main(int argc, char **argv)
     struct conf *conf = NULL;
     char **rest = NULL;
     struct kvf_err err = {""};
-    int code = conf_read(items, &settings, argc, argv, &conf, &rest, &err);
+    int code;
 
-    if (code == KVF_OK) code = settings_check(&settings, rest, &err);
-    if (code == KVF_OK && settings.help) {
+    if (conf_asked(argc, argv, "help", 'h')) {
         help_print();
-    } else if (code == KVF_OK && settings.version) {
+        return EXIT_OK;
+    }
+    if (conf_asked(argc, argv, "version", 'V')) {
         printf("kvfleet-coordinator %s (%s)\n", KVF_VERSION, KVF_REVISION);
-    } else if (code == KVF_OK && settings.print_config) {
+        return EXIT_OK;
+    }
+    code = conf_read(items, &settings, argc, argv, &conf, &rest, &err);
+    if (code == KVF_OK) code = settings_check(&settings, rest, &err);
+    if (code == KVF_OK && settings.print_config) {
         conf_print(conf, stdout);
     } else if (code == KVF_OK) {
         log_set_level((enum log_level)log_parse_level(settings.log_level));

@@ -110,6 +110,7 @@ static int database_wait(struct server *server, struct kvf_err *err)
 {
     int64_t start = clock_ms(), deadline = start + server->options->db_wait_ms;
     int64_t backoff_ms = BACKOFF_MIN_MS;
+    struct kvf_err said = {""};
 
     for (;;) {
         bool stale = false;
@@ -125,9 +126,11 @@ static int database_wait(struct server *server, struct kvf_err *err)
                                          : kvf_fail(err, code, "no database within %.1f s (--db-wait): %.900s",
                                                     (double)server->options->db_wait_ms / 1000, last.text);
         }
-        log_event(LOG_INFO_LEVEL, "database_away", "why=%s", err->text);
+        if (strcmp(said.text, err->text) != 0) log_event(LOG_INFO_LEVEL, "database_wait", "why=%s", err->text);
+        said = *err;
         struct pollfd stop = {.fd = server->signal_fd, .events = POLLIN};
-        if (poll(&stop, 1, (int)backoff_ms) > 0) return kvf_fail(err, KVF_EUNAVAIL, "stopped while waiting for the database");
+        if (poll(&stop, 1, (int)backoff_ms) > 0)
+            return kvf_fail(err, KVF_EUNAVAIL, "stopped while waiting for the database");
         backoff_ms = backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : backoff_ms * 2;
     }
 }

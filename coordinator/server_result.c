@@ -120,8 +120,8 @@ static int batch_check(const struct queue_lease *lease, const struct msg_result 
     return KVF_OK;
 }
 
-/* After a reload a lease may hold fewer samples than it was granted; its results for the others count only where they are
- * in the database already, and must not be acknowledged away where they are not. */
+/* After a reload a lease may hold fewer samples than it was granted; its results for the others count only where they
+ * are in the database already, and must not be acknowledged away where they are not. */
 static bool batch_strays(const struct queue_lease *lease, const struct msg_result *result)
 {
     for (uint32_t i = 0; lease->partial && i < result->n_results; i++)
@@ -285,7 +285,8 @@ static void intake_refused(struct server *server)
                     "the results could not be stored");
         if (lease == NULL) continue;
         int code = store_leases_end(&server->store, &lease->fence, 1, "revoked", &err);
-        if (code != KVF_OK && server_write_failed(server, "revoke_failed", code, &err)) break; /* the reload settles it */
+        if (code != KVF_OK && server_write_failed(server, "revoke_failed", code, &err))
+            break; /* the reload settles it */
         queue_lease_end(&server->queue, lease, false);
     }
     intake_clear(server);

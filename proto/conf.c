@@ -508,4 +508,15 @@ void conf_help(const struct conf_item *items, FILE *out)
             fprintf(out, " (default %s)", item->fallback);
         fputc('\n', out);
     }
+    fprintf(out, "      --%-*s  settings file: `name = value` lines (or KVFLEET_CONFIG)\n", width, "config FILE");
+}
+
+bool conf_asked(int argc, char **argv, const char *name, char letter)
+{
+    const char brief[] = {'-', letter, '\0'};
+
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], brief) == 0 || (strncmp(argv[i], "--", 2) == 0 && strcmp(argv[i] + 2, name) == 0))
+            return true;
+    return false;
 }

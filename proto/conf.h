@@ -37,6 +37,8 @@ struct conf; /* remembers origins and owns text */
 /* argv[0] is skipped; arguments that are not flags go to *rest (pointing into argv, NULL-terminated, owned by conf). */
 KVF_MUSTCHECK int conf_read(const struct conf_item *items, void *settings, int argc, char **argv, struct conf **out,
                             char ***rest, struct kvf_err *err);
+/* Whether argv holds --name or -letter before any "--": for --help and --version, which no bad setting may hide. */
+bool conf_asked(int argc, char **argv, const char *name, char letter);
 void conf_free(struct conf **conf);
 /* --print-config: name, value, origin ("default", "file PATH:LINE", "environment KVFLEET_X", "flag"), one a line. */
 void conf_print(const struct conf *conf, FILE *out);

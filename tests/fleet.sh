@@ -4,6 +4,7 @@
 # Everything lives in $dir, removed at the end unless KVF_KEEP is set.
 set -euo pipefail
 : "${KVF_BUILD:?}" "${KVF_SOURCE:?}"
+for name in $(compgen -v KVFLEET_ || true); do unset "$name"; done
 dir=$(mktemp -d /tmp/kvfleet-test.XXXXXX)
 chmod 755 "$dir"
 lease=${KVF_LEASE:-2s} heartbeat=${KVF_HEARTBEAT:-300ms}

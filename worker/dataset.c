@@ -30,6 +30,9 @@ static void content_hash(const char *problem, const char *answer, char hex[DATAS
     hex_of(digest, hex);
 }
 
+/* What is not a file has no end that can be seen: a device would fill the memory. */
+#define STREAM_MAX_BYTES (1 << 28)
+
 static int file_slurp(const char *path, char **bytes, size_t *len, struct kvf_err *err)
 {
     FILE *file = fopen(path, "rb");
@@ -49,6 +52,12 @@ static int file_slurp(const char *path, char **bytes, size_t *len, struct kvf_er
         size_t got = fread(buffer + have, 1, cap - have, file);
         have += got;
         if (got == 0) break;
+        if (!S_ISREG(facts.st_mode) && have > STREAM_MAX_BYTES) {
+            free(buffer);
+            fclose(file);
+            return kvf_fail(err, KVF_EINVAL, "%s: expected at most %d bytes from a pipe or device, got more", path,
+                            STREAM_MAX_BYTES);
+        }
         if (have == cap) {
             char *grown = realloc(buffer, cap * 2);
             if (grown == NULL) free(buffer);

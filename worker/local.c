@@ -224,7 +224,7 @@ void local_print_figures(const struct local_answer *answer, FILE *out)
     print_count(out, "thinking", c->thinking_tokens, " tokens");
     if (c->ttft_us >= 0) fprintf(out, "%-22s %.1f ms\n", "time to first token", (double)c->ttft_us / 1000.0);
     if (decode_rate(c) >= 0) fprintf(out, "%-22s %.0f tokens/s\n", "decode", decode_rate(c));
-    print_bytes(out, "KV cache, mean", c->kv_live_mean_bytes, answer->kv_full_bytes);
+    print_bytes(out, "KV cache, mean", c->kv_live_mean_bytes, 0);
     print_bytes(out, "KV cache, peak", c->kv_live_peak_bytes, answer->kv_full_bytes);
     print_bytes(out, "full cache would take", answer->kv_full_bytes, 0);
     print_count(out, "compactions", c->compactions, "");

@@ -89,13 +89,17 @@ int main(int argc, char **argv)
     struct conf *conf = NULL;
     char **rest = NULL;
     struct kvf_err err = {""};
+    if (conf_asked(argc, argv, "help", 'h')) {
+        print_help();
+        return 0;
+    }
+    if (conf_asked(argc, argv, "version", 'V')) {
+        printf("kvfleet-worker %s (%s)\n%s\n", KVF_VERSION, KVF_REVISION, KVF_BUILD_FLAGS);
+        return 0;
+    }
     if (conf_read(items, &settings, argc, argv, &conf, &rest, &err) != 0) return usage_error(err.text);
     int code = 0, level = log_parse_level(settings.log_level);
-    if (settings.help) {
-        print_help();
-    } else if (settings.version) {
-        printf("kvfleet-worker %s (%s)\n%s\n", KVF_VERSION, KVF_REVISION, KVF_BUILD_FLAGS);
-    } else if (settings.print_config) {
+    if (settings.print_config) {
         conf_print(conf, stdout);
     } else if (rest[0] != NULL) {
         snprintf(err.text, sizeof err.text, "expected flags only, got \"%s\"", rest[0]);
