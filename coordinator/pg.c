@@ -50,15 +50,6 @@ void pg_int(struct pg_params *params, int64_t value)
     params->values[at] = params->small[at];
 }
 
-void pg_real(struct pg_params *params, double value)
-{
-    int at = param_add(params, OID_FLOAT8, NULL, 0);
-
-    if (isnan(value)) return;
-    params->lengths[at] = (int)binary_real(params->small[at], value);
-    params->values[at] = params->small[at];
-}
-
 void pg_numeric(struct pg_params *params, uint64_t value)
 {
     int at = param_add(params, OID_NUMERIC, NULL, 0);

@@ -29,7 +29,6 @@ struct pg_params {
 void pg_params_init(struct pg_params *params);
 void pg_params_free(struct pg_params *params);
 void pg_int(struct pg_params *params, int64_t value);      /* bigint; MSG_NULL_INT: NULL */
-void pg_real(struct pg_params *params, double value);      /* double precision; NaN: NULL */
 void pg_numeric(struct pg_params *params, uint64_t value); /* numeric */
 void pg_text(struct pg_params *params, struct str value);  /* text; must live until the statement ran; NULL: NULL */
 void pg_column(struct pg_params *params, struct column *column); /* finishes it; must live until the statement ran */

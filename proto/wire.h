@@ -41,7 +41,6 @@ void wire_router_close(struct wire_router **router);
 const char *wire_router_endpoint(const struct wire_router *router);
 /* Reads authorized/ again (SIGHUP). */
 KVF_MUSTCHECK int wire_router_reload_keys(struct wire_router *router, struct kvf_err *err);
-int wire_router_fd(const struct wire_router *router);
 
 #define PEER_ID_MAX 64
 struct wire_peer {

@@ -132,13 +132,6 @@ int wire_router_reload_keys(struct wire_router *router, struct kvf_err *err)
     return zap_reload(router->zap, err);
 }
 
-int wire_router_fd(const struct wire_router *router)
-{
-    int fd = -1;
-    size_t len = sizeof fd;
-    return zmq_getsockopt(router->socket, ZMQ_FD, &fd, &len) == 0 ? fd : -1;
-}
-
 /* ---- receive ---- */
 
 /* Routing id of the next message: 0, or errno. */

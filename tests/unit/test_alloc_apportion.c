@@ -4,23 +4,9 @@
 #include <stdlib.h>
 
 #include "alloc/apportion.h"
+#include "tests/unit/random.h"
 
 enum { CASES = 3000, MOST = 48 };
-
-static uint64_t state;
-
-static uint64_t next_bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state;
-}
-
-static int next_int(int least, int most)
-{
-    return least + (int)(next_bits() % (uint64_t)(most - least + 1));
-}
 
 static double next_real(void)
 {

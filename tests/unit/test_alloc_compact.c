@@ -6,6 +6,7 @@
 
 #include "alloc/compact.h"
 #include "alloc/score.h"
+#include "tests/unit/random.h"
 
 #ifdef __SANITIZE_ADDRESS__
 enum { LAYERS_TRIED = 100 }; /* slow here: the other build tries them all */
@@ -13,21 +14,6 @@ enum { LAYERS_TRIED = 100 }; /* slow here: the other build tries them all */
 enum { LAYERS_TRIED = 1000 };
 #endif
 enum { MOST_HEADS = 4, MOST_GROUP = 3, MOST_DIM = 24, MOST_WINDOW = 10, MOST_ENTRIES = 96 };
-
-static uint64_t state;
-
-static uint64_t next_bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state;
-}
-
-static int next_int(int least, int most)
-{
-    return least + (int)(next_bits() % (uint64_t)(most - least + 1));
-}
 
 static float next_value(void)
 {

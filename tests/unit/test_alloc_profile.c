@@ -6,24 +6,10 @@
 #include <string.h>
 
 #include "alloc/profile.h"
+#include "tests/unit/random.h"
 
 #define HASH_A "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define HASH_B "f123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-
-static uint64_t state;
-
-static uint64_t next_bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state;
-}
-
-static int next_int(int least, int most)
-{
-    return least + (int)(next_bits() % (uint64_t)(most - least + 1));
-}
 
 static struct wave_profile profile_make(int layers, int kv_heads)
 {

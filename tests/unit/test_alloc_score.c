@@ -6,23 +6,9 @@
 
 #include "alloc/score.h"
 #include "alloc/select.h"
+#include "tests/unit/random.h"
 
 enum { MOST = 80, MOST_DIM = 40, ROUNDS = 1500 };
-
-static uint64_t state;
-
-static uint64_t next_bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return state;
-}
-
-static int next_int(int least, int most)
-{
-    return least + (int)(next_bits() % (uint64_t)(most - least + 1));
-}
 
 static float next_value(void)
 {
