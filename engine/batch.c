@@ -229,37 +229,48 @@ static void run_measure(struct engine *engine, struct run *run)
     if (run->state == RUN_DECODE) run->live_sum += (double)live;
 }
 
-static void run_compact_due(struct engine *engine, struct run *run)
+/* Compacts, together, what is due among the first `count` chosen runs; each is charged an equal share of the time. */
+static void batch_compact(struct engine *engine, int count)
 {
-    const struct request *request = &run->request;
-    if (!run->evicts ||
-        !kv_compaction_due(run->seq, &request->policy, request->budget_tokens, request->interval_tokens)) {
-        return;
+    int due = 0;
+    for (int s = 0; s < count; s++) {
+        struct run *run = engine->chosen[s];
+        const struct request *request = &run->request;
+        if (run->ending >= 0 || run->state != RUN_DECODE || !run->evicts ||
+            !kv_compaction_due(run->seq, &request->policy, request->budget_tokens, request->interval_tokens)) {
+            continue;
+        }
+        engine->due_run[due] = run;
+        engine->due[due++] = (struct kv_due){
+            .seq = run->seq, .policy = &request->policy, .layer_budget = run->layer_budget, .seed = request->seed};
     }
-    struct kv_compaction_stats stats = {0};
-    struct kvf_err why = {""};
+    if (due == 0) return;
     int64_t begin = clock_us();
-    int rc = kv_compact(engine->kv, run->seq, &request->policy, run->layer_budget, request->seed, &engine->kernels,
-                        &stats, &why);
+    kv_compact(engine->kv, engine->due, due, &engine->kernels, decoder_threads(engine->decoder));
     int64_t spent = clock_us() - begin;
     engine->counters.compaction_us += spent;
-    engine->counters.compactions++;
-    run->figures.compaction_us += spent;
-    run->figures.compactions++;
-    run->figures.evicted_entries += stats.evicted_entries;
-    run->kept_mean_sum +=
-        (double)kv_seq_entries(run->seq) / ((double)engine->info.layers * (double)engine->info.kv_heads);
-    if (rc != 0) {
-        snprintf(run->figures.error, sizeof run->figures.error, "%s", why.text);
+    engine->counters.compactions += due;
+    const double lists = (double)engine->info.layers * (double)engine->info.kv_heads;
+    for (int i = 0; i < due; i++) {
+        struct run *run = engine->due_run[i];
+        run->figures.compaction_us += spent / due;
+        run->figures.compactions++;
+        run->figures.evicted_entries += engine->due[i].stats.evicted_entries;
+        run->kept_mean_sum += (double)engine->due[i].stats.kept_entries / lists;
+        if (engine->due[i].rc == 0) continue;
+        snprintf(run->figures.error, sizeof run->figures.error, "%.255s", engine->due[i].err.text);
         run->ending = FINISH_ERROR;
     }
 }
 
-/* Compacts a run that goes on, finishes one that does not. */
-static void run_settle(struct engine *engine, struct run *run)
+/* Compacts the chosen runs that go on, finishes those that do not. */
+static void batch_settle(struct engine *engine, int count)
 {
-    if (run->ending < 0) run_compact_due(engine, run);
-    if (run->ending >= 0) run_finish(engine, run, (enum finish_reason)run->ending);
+    batch_compact(engine, count);
+    for (int s = 0; s < count; s++) {
+        struct run *run = engine->chosen[s];
+        if (run->ending >= 0) run_finish(engine, run, (enum finish_reason)run->ending);
+    }
 }
 
 /* ---- the two passes of a step ---- */
@@ -297,8 +308,8 @@ static int batch_prefill(struct engine *engine)
         run_measure(engine, run);
         if (!engine->segments[s].wants_logits) continue;
         run_draw(engine, run, engine->segments[s].logits);
-        run_settle(engine, run);
     }
+    batch_settle(engine, segments);
     return segments;
 }
 
@@ -332,7 +343,7 @@ static int batch_decode(struct engine *engine)
     int64_t spent = clock_us() - begin;
     engine->counters.decode_us += spent;
     for (int s = 0; s < segments; s++) engine->chosen[s]->share_us += (double)spent / segments;
-    for (int s = 0; s < segments; s++) run_settle(engine, engine->chosen[s]);
+    batch_settle(engine, segments);
     return segments;
 }
 

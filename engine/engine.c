@@ -53,6 +53,19 @@ static int kernels_choose(const struct engine_options *options, const struct cpu
     return kvf_fail(err, KVF_EINVAL, "kernels: expected one that this machine runs (%s), got '%s'", sets, name);
 }
 
+static int64_t kv_number_bytes(const struct engine *engine)
+{
+    return engine->kv_half ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+}
+
+static int kv_type_choose(const struct engine_options *options, int *half, struct kvf_err *err)
+{
+    const char *name = options->kv_type == NULL ? "f32" : options->kv_type;
+    *half = strcmp(name, "bf16") == 0;
+    if (*half || strcmp(name, "f32") == 0) return 0;
+    return kvf_fail(err, KVF_EINVAL, "kv type: expected f32 or bf16, got '%s'", name);
+}
+
 static int cache_open(struct engine *engine, const struct engine_options *options, struct kvf_err *err)
 {
     const struct model_config *config = &engine->model->config;
@@ -64,10 +77,12 @@ static int cache_open(struct engine *engine, const struct engine_options *option
         .window_tokens = ENGINE_WINDOW_TOKENS,
         .max_entries = config->max_positions,
         .max_sequences = engine->max_batch + 1, /* one for engine_logits and engine_calibrate */
+        .half = engine->kv_half,
+        .threads = options->threads,
     };
     int64_t bytes = options->kv_bytes;
     if (bytes == 0) {
-        int64_t page = KV_PAGE_ENTRIES * (2 * (int64_t)config->head_dim * (int64_t)sizeof(float) + 4);
+        int64_t page = KV_PAGE_ENTRIES * (2 * (int64_t)config->head_dim * kv_number_bytes(engine) + 4);
         int64_t pages = (config->max_positions + KV_PAGE_ENTRIES - 1) / KV_PAGE_ENTRIES;
         bytes = pages * (page + 64) * config->layers * config->kv_heads * shape.max_sequences;
         if (bytes > KV_DEFAULT_BYTES) bytes = KV_DEFAULT_BYTES;
@@ -84,7 +99,7 @@ static void info_fill(struct engine *engine)
     snprintf(info->model_name, sizeof info->model_name, "%s", engine->model->name);
     snprintf(info->model_hash, sizeof info->model_hash, "%s", engine->model->hash);
     snprintf(info->architecture, sizeof info->architecture, "%s", config->architecture);
-    snprintf(info->kernel_set, sizeof info->kernel_set, "%s", engine->ops->name);
+    snprintf(info->kernel_set, sizeof info->kernel_set, "%s%s", engine->ops->name, engine->kv_half ? "+kv-bf16" : "");
     info->layers = config->layers;
     info->heads = config->heads;
     info->kv_heads = config->kv_heads;
@@ -97,7 +112,7 @@ static void info_fill(struct engine *engine)
     info->kv_reserved_bytes = kv_pool_reserved_bytes(engine->kv);
     info->workspace_bytes = decoder_workspace_bytes(engine->decoder) + kv_pool_workspace_bytes(engine->kv);
     info->kv_bytes_per_token =
-        2 * (int64_t)config->layers * config->kv_heads * config->head_dim * (int64_t)sizeof(float);
+        2 * (int64_t)config->layers * config->kv_heads * config->head_dim * kv_number_bytes(engine);
     info->max_batch = engine->max_batch;
     info->chat_family = chat_family(engine->tokenizer);
 }
@@ -108,8 +123,11 @@ static int lists_new(struct engine *engine, struct kvf_err *err)
     engine->running = calloc(batch, sizeof *engine->running);
     engine->segments = calloc(batch, sizeof *engine->segments);
     engine->chosen = calloc(batch, sizeof *engine->chosen);
+    engine->due = calloc(batch, sizeof *engine->due);
+    engine->due_run = calloc(batch, sizeof *engine->due_run);
     engine->places = calloc((size_t)engine->model->config.vocab, sizeof *engine->places);
-    if (engine->running == NULL || engine->segments == NULL || engine->chosen == NULL || engine->places == NULL) {
+    if (engine->running == NULL || engine->segments == NULL || engine->chosen == NULL || engine->due == NULL ||
+        engine->due_run == NULL || engine->places == NULL) {
         return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", engine->model->name);
     }
     return 0;
@@ -120,11 +138,14 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     *out = NULL;
     const struct cpu_ops *ops = NULL;
     int rc = options_check(options, err);
+    int half = 0;
     if (rc == 0) rc = kernels_choose(options, &ops, err);
+    if (rc == 0) rc = kv_type_choose(options, &half, err);
     if (rc != 0) return rc;
     struct engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", options->model_folder);
     engine->ops = ops;
+    engine->kv_half = half;
     engine->kernels = (struct compact_kernels){.dot_rows = ops->dot_rows, .exp_rows = ops->exp_rows};
     engine->max_batch = options->max_batch;
     engine->prefill_chunk_tokens =
@@ -169,6 +190,8 @@ void engine_close(struct engine **engine)
     free(e->running);
     free(e->segments);
     free(e->chosen);
+    free(e->due);
+    free(e->due_run);
     free(e->places);
     kv_pool_destroy(&e->kv);
     decoder_destroy(&e->decoder);

@@ -22,6 +22,7 @@ struct engine;
 struct engine_options {
     const char *model_folder;
     const char *kernels;      /* "auto", "avx512bf16", "avx2", "plain" */
+    const char *kv_type;      /* "f32" (NULL too), or "bf16": K and V rounded to half the bytes */
     int threads;              /* compute threads, >= 1; results do not depend on it */
     int max_batch;            /* sequences decoding at once, 1...256 */
     int prefill_chunk_tokens; /* prompt tokens in one step, default 256 when 0 */
@@ -30,7 +31,7 @@ struct engine_options {
 
 struct engine_info {
     char model_name[128], model_hash[65], architecture[64];
-    char kernel_set[32]; /* the set that runs: bit-identity is promised within one set */
+    char kernel_set[32]; /* the set that runs, and "+kv-bf16": bit-identity is promised within one such name */
     int layers, heads, kv_heads, head_dim, hidden, vocab, context_tokens;
     int64_t parameters, weights_bytes, kv_reserved_bytes, workspace_bytes;
     int64_t kv_bytes_per_token; /* of full cache */

@@ -57,6 +57,7 @@ struct engine {
     struct compact_kernels kernels;
     struct engine_info info;
     int max_batch, prefill_chunk_tokens;
+    int kv_half; /* K and V are stored as bf16 */
     int64_t total_pages;
     int32_t think_open_id, think_close_id; /* -1: not a token */
 
@@ -70,6 +71,8 @@ struct engine {
 
     struct segment *segments;    /* [max_batch] */
     struct run **chosen;         /* [max_batch] run of each segment */
+    struct kv_due *due;          /* [max_batch] what one kv_compact does */
+    struct run **due_run;        /* [max_batch] whose it is */
     struct sample_place *places; /* [vocab] */
     struct engine_counters counters;
 };

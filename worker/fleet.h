@@ -12,6 +12,7 @@ struct worker_options {
     const char *const *models; /* folders, NULL-terminated, at least one; the first is opened at once */
     const char *backend;       /* "auto", "cpu" */
     const char *kernels;
+    const char *kv_type; /* "f32", "bf16" */
     int threads; /* 0: every core that this process may use */
     int max_batch;
     int prefill_chunk_tokens; /* 0: the engine's choice */

@@ -90,14 +90,15 @@ static void stream_token(void *user, uint64_t id, int32_t token, const char *tex
     fflush(out);
 }
 
-static int engine_open_local(const char *folder, const char *kernels, int threads, int max_batch, int64_t kv_bytes,
-                             struct engine **out, struct kvf_err *err)
+static int engine_open_local(const char *folder, const char *kernels, const char *kv_type, int threads,
+                             int64_t kv_bytes, struct engine **out, struct kvf_err *err)
 {
     struct engine_options options = {
         .model_folder = folder,
         .kernels = kernels == NULL ? "auto" : kernels,
         .threads = threads > 0 ? threads : machine_cores(),
-        .max_batch = max_batch,
+        .kv_type = kv_type,
+        .max_batch = 1,
         .kv_bytes = kv_bytes,
     };
     return engine_open(&options, out, err);
@@ -144,7 +145,9 @@ int local_generate(const struct local_prompt *how, struct local_answer *out, str
     int count = 0;
     memset(out, 0, sizeof *out);
     int rc = policy_check_budget(&how->policy, how->budget_tokens, how->interval_tokens, err);
-    if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, how->threads, 1, how->kv_bytes, &engine, err);
+    if (rc == 0)
+        rc =
+            engine_open_local(how->model_folder, how->kernels, how->kv_type, how->threads, how->kv_bytes, &engine, err);
     if (rc != 0) return rc;
     out->info = *engine_info(engine);
     if (out->info.chat_family != NULL) snprintf(out->family, sizeof out->family, "%s", out->info.chat_family);
@@ -345,7 +348,7 @@ int local_calibrate(const struct local_calibration *how, struct wave_profile *ou
     char *path = how->out_path == NULL ? local_profile_path(how->model_folder) : strdup(how->out_path);
     if (prompts == NULL || prompt_tokens == NULL || path == NULL)
         rc = kvf_fail(err, KVF_ENOMEM, "calibration: out of memory");
-    if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, how->threads, 1, 0, &engine, err);
+    if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, "f32", how->threads, 0, &engine, err);
     if (rc == 0) rc = probes_prompt(engine, how, &dataset, prompts, prompt_tokens, err);
     if (rc == 0)
         rc = engine_calibrate(engine, (const int32_t *const *)prompts, prompt_tokens, (int)dataset.count, &how->how,

@@ -31,6 +31,7 @@ char *local_profile_path(const char *model_folder);
 struct local_prompt {
     const char *model_folder;
     const char *kernels;       /* NULL: "auto" */
+    const char *kv_type;       /* NULL: "f32" */
     int threads;               /* 0: every core */
     int64_t kv_bytes;          /* 0: one full context */
     const char *template_name; /* NULL: "auto"; "raw" or a chat family */

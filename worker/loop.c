@@ -277,6 +277,7 @@ int worker_run(const struct worker_options *options, const volatile sig_atomic_t
     pthread_sigmask(SIG_SETMASK, &everything, &before);
     struct engine_options engine_options = {
         .kernels = options->kernels,
+        .kv_type = options->kv_type,
         .threads = options->threads > 0 ? options->threads : machine_cores(),
         .max_batch = options->max_batch,
         .prefill_chunk_tokens = options->prefill_chunk_tokens,

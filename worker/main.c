@@ -10,7 +10,7 @@
 #include "worker/fleet.h"
 
 struct settings {
-    const char *coordinator, *keys, *key, *backend, *kernels, *log_level;
+    const char *coordinator, *keys, *key, *backend, *kernels, *kv_type, *log_level;
     const char **models;
     int64_t threads, max_batch, prefill_chunk, kv_memory, drain_timeout;
     bool print_config, version, help;
@@ -29,6 +29,8 @@ static const struct conf_item items[] = {
     {"prefill-chunk", 0, CONF_INT, AT(prefill_chunk), "0", 0, 65536, "TOKENS", "prompt tokens in one step; 0: 256"},
     {"kv-memory", 0, CONF_BYTES, AT(kv_memory), "0", 0, 1e15, "BYTES",
      "cache pages, e.g. 512MiB; 0: full contexts for the whole batch, at most 1GiB"},
+    {"kv-type", 0, CONF_TEXT, AT(kv_type), "f32", 0, 0, "TYPE",
+     "how K and V are stored: f32, or bf16 in half the bytes"},
     {"drain-timeout", 0, CONF_MS, AT(drain_timeout), "25s", 0, 86400e3, "TIME",
      "on SIGTERM or SIGINT, to finish what runs"},
     {"log-level", 0, CONF_TEXT, AT(log_level), "info", 0, 0, "LEVEL", "error, warn, info or debug"},
@@ -124,6 +126,7 @@ int main(int argc, char **argv)
             .models = settings.models,
             .backend = settings.backend,
             .kernels = settings.kernels,
+            .kv_type = settings.kv_type,
             .threads = (int)settings.threads,
             .max_batch = (int)settings.max_batch,
             .prefill_chunk_tokens = (int)settings.prefill_chunk,

@@ -37,6 +37,8 @@ static const struct conf_item generate_items[] = {
     {"seed", 0, CONF_INT, AT(seed), "0", 0, 9007199254740992.0, "N", "of sampling and of the random policy"},
     {"raw", 0, CONF_BOOL, AT(raw), "false", 0, 0, NULL, "the prompt as it is, like --template raw"},
     {"json", 0, CONF_BOOL, AT(json), "false", 0, 0, NULL, "print text and figures as JSON at the end"},
+    {"kv-type", 0, CONF_TEXT, AT(kv_type), "f32", 0, 0, "TYPE",
+     "how K and V are stored: f32, or bf16 in half the bytes"},
     MACHINE_ITEMS,
     {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
 };
@@ -83,6 +85,7 @@ static int generate(const struct settings *settings, const char *prompt, struct 
     struct local_prompt how = {
         .model_folder = settings->model,
         .kernels = settings->kernels,
+        .kv_type = settings->kv_type,
         .threads = (int)settings->threads,
         .template_name = settings->raw ? "raw" : settings->template_name,
         .prompt = prompt,

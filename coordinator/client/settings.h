@@ -34,7 +34,7 @@ struct settings {
     /* running here */
     int64_t threads, probes, from_tokens, every_tokens, window;
     double rho;
-    const char *kernels, *out;
+    const char *kernels, *kv_type, *out;
 };
 
 struct command {

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "engine/cpu/panels.h"
 #include "engine/cpu/pool.h"
 
@@ -12,6 +13,8 @@ _Static_assert(CPU_PAGE_ENTRIES == KV_PAGE_ENTRIES, "kernels and cache agree on 
 #define ROWS_A_TAKE 4
 /* Pieces of a product for each thread: enough to even out, few enough to keep the cost of taking one small. */
 #define PIECES_A_THREAD 4
+/* Sequences differ in length, so attention is cut finer. */
+#define ATTEND_PIECES_A_THREAD 8
 
 struct decoder_layer {
     float *attn_norm, *mlp_norm; /* [hidden] */
@@ -29,6 +32,8 @@ struct decoder {
     float *inv_freq;   /* [head_dim / 2] */
     int max_rows, max_segments;
     int group, query_width, key_width; /* query heads a kv head; heads * head_dim; kv_heads * head_dim */
+    unsigned char *weights;            /* all panels, one after the other */
+    size_t weights_mapped;             /* bytes of that mapping */
     int64_t weights_bytes, workspace_bytes;
 
     /* Work buffers; row strides in floats, each rounded up to 16 so that a bf16 copy is padded with zeros. */
@@ -57,6 +62,7 @@ struct decoder {
     } * row;       /* [max_rows] */
     const struct decoder_layer *now;
     int now_index;
+    int attend_pieces;
 };
 
 /* ---- loading ---- */
@@ -78,30 +84,42 @@ static float *vector_load(const struct weight *weight)
     return vector;
 }
 
-static int matrix_load(struct decoder *decoder, struct panels *out, const struct weight *weight,
-                       const struct weight *bias, struct kvf_err *err)
+/* Packs a stack of matrices behind those packed before it; in the first round (no memory yet) it only counts. */
+static int stack_load(struct decoder *decoder, struct panels *out, const struct weight *const *weights,
+                      const struct weight *const *biases, int count, struct kvf_err *err)
 {
-    int rc = panels_pack(out, decoder->ops->bf16_kind, &weight, bias == NULL ? NULL : &bias, 1, err);
-    if (rc == 0) decoder->weights_bytes += out->bytes;
+    int rc = 0;
+    if (decoder->weights != NULL) {
+        unsigned char *memory = decoder->weights + decoder->weights_bytes;
+        rc = panels_pack(out, decoder->ops->bf16_kind, weights, biases, count, memory, err);
+    }
+    decoder->weights_bytes += panels_bytes(weights, count);
     return rc;
 }
 
-static int layer_load(struct decoder *decoder, struct decoder_layer *out, const struct model_layer *in,
-                      struct kvf_err *err)
+static int matrix_load(struct decoder *decoder, struct panels *out, const struct weight *weight,
+                       const struct weight *bias, struct kvf_err *err)
 {
-    out->attn_norm = vector_load(&in->attn_norm);
-    out->mlp_norm = vector_load(&in->mlp_norm);
-    if (out->attn_norm == NULL || out->mlp_norm == NULL) {
-        return kvf_fail(err, KVF_ENOMEM, "loading weights of %s: no memory", decoder->model->name);
+    return stack_load(decoder, out, &weight, bias == NULL ? NULL : &bias, 1, err);
+}
+
+/* In the order of use: what follows a matrix is what the pass reads next. */
+static int matrices_load(struct decoder *decoder, struct kvf_err *err)
+{
+    const struct model *model = decoder->model;
+    decoder->weights_bytes = 0;
+    int rc = 0;
+    for (int l = 0; rc == 0 && l < model->config.layers; l++) {
+        const struct model_layer *in = &model->layer[l];
+        struct decoder_layer *out = &decoder->layer[l];
+        const struct weight *qkv[] = {&in->q, &in->k, &in->v}, *bias[] = {&in->q_bias, &in->k_bias, &in->v_bias};
+        rc = stack_load(decoder, &out->qkv, qkv, bias, 3, err);
+        if (rc == 0) rc = matrix_load(decoder, &out->o, &in->o, &in->o_bias, err);
+        if (rc == 0) rc = matrix_load(decoder, &out->gate, &in->gate, &in->gate_bias, err);
+        if (rc == 0) rc = matrix_load(decoder, &out->up, &in->up, &in->up_bias, err);
+        if (rc == 0) rc = matrix_load(decoder, &out->down, &in->down, &in->down_bias, err);
     }
-    const struct weight *qkv[] = {&in->q, &in->k, &in->v}, *bias[] = {&in->q_bias, &in->k_bias, &in->v_bias};
-    int rc = panels_pack(&out->qkv, decoder->ops->bf16_kind, qkv, bias, 3, err);
-    if (rc == 0) decoder->weights_bytes += out->qkv.bytes;
-    if (rc == 0) rc = matrix_load(decoder, &out->o, &in->o, &in->o_bias, err);
-    if (rc == 0) rc = matrix_load(decoder, &out->gate, &in->gate, &in->gate_bias, err);
-    if (rc == 0) rc = matrix_load(decoder, &out->up, &in->up, &in->up_bias, err);
-    if (rc == 0) rc = matrix_load(decoder, &out->down, &in->down, &in->down_bias, err);
-    return rc;
+    return rc == 0 ? matrix_load(decoder, &decoder->lm_head, &model->lm_head, NULL, err) : rc;
 }
 
 static int weights_load(struct decoder *decoder, struct kvf_err *err)
@@ -110,15 +128,28 @@ static int weights_load(struct decoder *decoder, struct kvf_err *err)
     decoder->layer = calloc((size_t)model->config.layers, sizeof *decoder->layer);
     decoder->final_norm = vector_load(&model->final_norm);
     decoder->inv_freq = malloc((size_t)model->config.head_dim / 2 * sizeof *decoder->inv_freq);
-    if (decoder->layer == NULL || decoder->final_norm == NULL || decoder->inv_freq == NULL) {
-        return kvf_fail(err, KVF_ENOMEM, "loading weights of %s: no memory", model->name);
+    int ok = decoder->layer != NULL && decoder->final_norm != NULL && decoder->inv_freq != NULL;
+    for (int l = 0; ok && l < model->config.layers; l++) {
+        struct decoder_layer *layer = &decoder->layer[l];
+        ok = (layer->attn_norm = vector_load(&model->layer[l].attn_norm)) != NULL &&
+             (layer->mlp_norm = vector_load(&model->layer[l].mlp_norm)) != NULL;
     }
+    if (!ok) return kvf_fail(err, KVF_ENOMEM, "loading weights of %s: no memory", model->name);
     model_rope_inv_freq(&model->config, decoder->inv_freq);
-    int rc = matrix_load(decoder, &decoder->lm_head, &model->lm_head, NULL, err);
-    for (int l = 0; rc == 0 && l < model->config.layers; l++) {
-        rc = layer_load(decoder, &decoder->layer[l], &model->layer[l], err);
+
+    int rc = matrices_load(decoder, err);
+    if (rc != 0) return rc;
+    decoder->weights_mapped = (size_t)decoder->weights_bytes;
+    void *memory =
+        mmap(NULL, decoder->weights_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        return kvf_fail(err, KVF_ENOMEM, "packing weights of %s: no memory for %zu bytes", model->name,
+                        decoder->weights_mapped);
     }
-    return rc;
+    /* One stream through all weights: with small pages of the system every other panel waits for a page walk. */
+    madvise(memory, decoder->weights_mapped, MADV_HUGEPAGE);
+    decoder->weights = memory;
+    return matrices_load(decoder, err);
 }
 
 static int padded(int64_t width)
@@ -207,6 +238,7 @@ void decoder_destroy(struct decoder **decoder)
         panels_free(&layer->down);
     }
     panels_free(&d->lm_head);
+    if (d->weights != NULL) munmap(d->weights, d->weights_mapped);
     for (int t = 0; d->scratch != NULL && t < threads; t++) free(d->scratch[t]);
     void *buffers[] = {d->layer,     d->final_norm,  d->inv_freq,      d->x,        d->normed, d->qkv,
                        d->query,     d->key,         d->value,         d->attended, d->gate,   d->up,
@@ -308,23 +340,25 @@ static void rope_rows(void *arg, int item, int thread)
     }
 }
 
-/* One kv head of one row: the keys of the whole chunk are in the cache, a row sees those up to its own. */
-static void attend_head(void *arg, int item, int thread)
+/* Unit u is kv head u % kv_heads of row u / kv_heads: the keys of the whole chunk are in the cache, a row sees those up
+ * to its own. */
+static struct kv_view unit_view(const struct decoder *d, int unit)
 {
-    struct decoder *d = arg;
-    const struct model_config *config = &d->model->config;
-    int r = item / config->kv_heads, head = item % config->kv_heads, dim = config->head_dim;
+    int kv_heads = d->model->config.kv_heads;
+    return kv_head(d->kv, d->row[unit / kv_heads].segment->seq, d->now_index, unit % kv_heads);
+}
+
+static void attend_unit(struct decoder *d, int unit, struct kv_view view, struct kv_view upcoming, int thread)
+{
+    int kv_heads = d->model->config.kv_heads, dim = d->model->config.head_dim;
+    int r = unit / kv_heads, first = unit % kv_heads * d->group * dim;
     const struct row *row = &d->row[r];
-    struct kv_view view = kv_head(d->kv, row->segment->seq, d->now_index, head), upcoming = {NULL, 0};
-    if (item > 0) { /* items are taken from the last on */
-        const struct row *next = &d->row[(item - 1) / config->kv_heads];
-        upcoming = kv_head(d->kv, next->segment->seq, d->now_index, (item - 1) % config->kv_heads);
-    }
-    int first = head * d->group * dim;
     struct attention attention = {
         .query = d->query + (int64_t)r * d->query_width + first,
-        .pages = (const float *const *)view.pages,
-        .upcoming = upcoming.pages == NULL ? NULL : upcoming.pages[0],
+        .kind = view.half ? PAGE_BF16 : PAGE_F32,
+        .pages = view.pages,
+        .upcoming = upcoming.pages,
+        .upcoming_pages = (upcoming.entries + KV_PAGE_ENTRIES - 1) / KV_PAGE_ENTRIES,
         .entries = view.entries - (row->segment->count - 1 - row->index),
         .group = d->group,
         .head_dim = dim,
@@ -334,6 +368,28 @@ static void attend_head(void *arg, int item, int thread)
     };
     d->ops->attend(&attention);
     row_round(d, d->attended, d->group * dim, d->attended_half, (int64_t)r * d->attended_stride + first);
+}
+
+/* A run of units by one thread, so that each call knows what the next one reads. */
+static void attend_piece(void *arg, int item, int thread)
+{
+    struct decoder *d = arg;
+    int64_t units = (int64_t)d->rows * d->model->config.kv_heads;
+    int unit = (int)(units * item / d->attend_pieces), last = (int)(units * (item + 1) / d->attend_pieces);
+    struct kv_view view = unit_view(d, unit);
+    for (; unit < last; unit++) {
+        struct kv_view upcoming = unit + 1 < last ? unit_view(d, unit + 1) : (struct kv_view){.entries = 0};
+        attend_unit(d, unit, view, upcoming, thread);
+        view = upcoming;
+    }
+}
+
+static void attend_run(struct decoder *d)
+{
+    int threads = pool_threads(d->pool), units = d->rows * d->model->config.kv_heads;
+    d->attend_pieces = threads == 1 ? 1 : threads * ATTEND_PIECES_A_THREAD;
+    if (d->attend_pieces > units) d->attend_pieces = units;
+    pool_run(d->pool, attend_piece, d, d->attend_pieces);
 }
 
 /* ---- products ---- */
@@ -385,16 +441,15 @@ static struct gemm gemm_of(const struct panels *weight, int rows, const float *i
 
 /* ---- the pass ---- */
 
-static void put_rows(struct decoder *d, int segments)
+/* Sequences share nothing here, so each is put by whoever comes first. */
+static void put_segment(void *arg, int item, int thread)
 {
-    int r = 0;
-    for (int s = 0; s < segments; s++) {
-        const struct segment *segment = &d->segments[s];
-        kv_put(d->kv, segment->seq, d->now_index, segment->count, segment->first_position,
-               d->key + (int64_t)r * d->key_width, d->value + (int64_t)r * d->key_width,
-               d->query + (int64_t)r * d->query_width);
-        r += segment->count;
-    }
+    struct decoder *d = arg;
+    const struct segment *segment = &d->segments[item];
+    int64_t r = segment->first_row;
+    (void)thread;
+    kv_put(d->kv, segment->seq, d->now_index, segment->count, segment->first_position, d->key + r * d->key_width,
+           d->value + r * d->key_width, d->query + r * d->query_width);
 }
 
 static void layer_run(struct decoder *d, int segments)
@@ -408,8 +463,8 @@ static void layer_run(struct decoder *d, int segments)
         .gemm = gemm_of(&layer->qkv, rows, d->normed, d->normed_half, d->hidden_stride, d->qkv, d->qkv_stride, 0)};
     product_run(&product);
     pool_run(d->pool, rope_rows, d, takes);
-    put_rows(d, segments);
-    pool_run(d->pool, attend_head, d, rows * d->model->config.kv_heads);
+    pool_run(d->pool, put_segment, d, segments);
+    attend_run(d);
     product.gemm =
         gemm_of(&layer->o, rows, d->attended, d->attended_half, d->attended_stride, d->x, d->hidden_stride, 1);
     product_run(&product);
@@ -461,6 +516,7 @@ void decoder_forward(struct decoder *d, struct kv_pool *kv, struct segment *segm
     d->rows = 0;
     for (int s = 0; s < count; s++) {
         segments[s].logits = NULL;
+        segments[s].first_row = d->rows;
         for (int i = 0; i < segments[s].count; i++) d->row[d->rows++] = (struct row){&segments[s], i};
     }
     pool_run(d->pool, embed_rows, d, (d->rows + ROWS_A_TAKE - 1) / ROWS_A_TAKE);
@@ -476,6 +532,11 @@ void decoder_forward(struct decoder *d, struct kv_pool *kv, struct segment *segm
         d->ops->rmsnorm(d->x + (int64_t)(d->rows - 1) * d->hidden_stride, d->final_norm, config->norm_eps,
                         config->hidden, hidden + (int64_t)(config->layers + 1) * config->hidden);
     }
+}
+
+struct pool *decoder_threads(const struct decoder *decoder)
+{
+    return decoder->pool;
 }
 
 int64_t decoder_weights_bytes(const struct decoder *decoder)

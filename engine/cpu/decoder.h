@@ -9,6 +9,7 @@
 
 #include "alloc/err.h"
 #include "engine/cpu/ops.h"
+#include "engine/cpu/pool.h"
 #include "engine/kv/kv.h"
 #include "engine/model/model.h"
 
@@ -20,6 +21,7 @@ struct segment {
     int count;
     int first_position; /* logical position of tokens[0] */
     int wants_logits;
+    int first_row;       /* set by decoder_forward: its place among the rows of the pass */
     const float *logits; /* set by decoder_forward: [vocab] of the last row, valid until the next pass */
 };
 
@@ -31,6 +33,9 @@ void decoder_destroy(struct decoder **decoder);
 
 /* hidden: NULL, or [layers + 2][hidden]: the last row after the embedding, each layer, and the final norm. */
 void decoder_forward(struct decoder *decoder, struct kv_pool *kv, struct segment *segments, int count, float *hidden);
+
+/* The compute threads, idle between passes, for other work of the thread that calls. */
+struct pool *decoder_threads(const struct decoder *decoder);
 
 int64_t decoder_weights_bytes(const struct decoder *decoder);
 int64_t decoder_workspace_bytes(const struct decoder *decoder);

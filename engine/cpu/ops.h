@@ -25,7 +25,7 @@ struct panels {
     enum panel_kind kind;
     int outputs, inputs;
     int count;   /* panels: outputs / 16 rounded up; missing outputs are zero */
-    void *data;  /* 64-byte aligned */
+    void *data;  /* 64-byte aligned; the decoder's, all matrices in one piece */
     float *bias; /* [count * 16] or NULL */
     int64_t bytes;
 };
@@ -41,16 +41,49 @@ struct gemm {
     int add; /* out += instead of out = */
 };
 
+/* How a page of the cache stores its numbers: key[head_dim][16], then value[16][head_dim]. */
+enum page_kind {
+    PAGE_F32,  /* float */
+    PAGE_BF16, /* uint16: the upper half of a float */
+};
+
 struct attention {
-    const float *query;        /* [group][head_dim] */
-    const float *const *pages; /* page: key[head_dim][16], value[16][head_dim] */
-    const float *upcoming;     /* a page that will be read next after these, to fetch ahead; may be NULL */
-    int entries;               /* >= 1; a row of a prefill chunk gives the entries up to its own */
-    int group, head_dim;       /* head_dim a multiple of 4 */
+    const float *query; /* [group][head_dim] */
+    enum page_kind kind;
+    const void *const *pages;    /* [entries / 16 rounded up] */
+    const void *const *upcoming; /* [upcoming_pages] pages that the next call reads, to fetch ahead; may be NULL */
+    int upcoming_pages;
+    int entries;         /* >= 1; a row of a prefill chunk gives the entries up to its own */
+    int group, head_dim; /* head_dim a multiple of 4 */
     float scale;
     float *scratch; /* [group][entries rounded up to 16], 64-byte aligned */
     float *out;     /* [group][head_dim] */
 };
+
+/* Pages lie anywhere, so that no prefetcher of the hardware follows them: while one page is used, the one about this
+ * far on is fetched, in the list of this head and then in that of the next: half of a first-level cache. */
+#define ATTENTION_AHEAD_BYTES (16 * 1024)
+
+static inline int page_element_bytes(enum page_kind kind)
+{
+    return kind == PAGE_F32 ? 4 : 2;
+}
+
+/* How many pages on, and that page of a list at `page`; the page itself where nothing lies that far on. */
+static inline int attention_ahead_pages(const struct attention *a)
+{
+    int pages = ATTENTION_AHEAD_BYTES / (2 * CPU_PAGE_ENTRIES * a->head_dim * page_element_bytes(a->kind));
+    return pages < 1 ? 1 : pages;
+}
+
+static inline const char *attention_ahead(const struct attention *a, int page, int ahead)
+{
+    int pages = (a->entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES, to = page + ahead;
+    if (to < pages) return (const char *)a->pages[to];
+    /* Where the whole of this list is nearer than `ahead`, the next one is fetched page for page. */
+    to = pages < ahead ? page : to - pages;
+    return (const char *)(to < a->upcoming_pages ? a->upcoming[to] : a->pages[page]);
+}
 
 struct cpu_ops {
     const char *name;

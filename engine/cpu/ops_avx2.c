@@ -49,8 +49,11 @@ INLINE void tile_store(const struct gemm *gemm, int panel, int row, __m256 low, 
     for (int j = 0; j < outputs; j++) out[j] = gemm->add ? out[j] + last[j] : last[j];
 }
 
-/* `rows` x `panels` tile of constants: every accumulator sums over k in order, so a tile's shape changes no result. */
-INLINE void gemm_tile(enum panel_kind kind, int rows, int panels, const struct gemm *gemm, int panel, int row)
+/* `rows` x `panels` tile of constants: every accumulator sums over k in order, so a tile's shape changes no result.
+ * `ahead`: what the tiles after this one read, fetched `step` bytes for each input; the cores' own prefetchers start
+ * anew at every panel and leave a stream from memory at a third of its rate. */
+INLINE void gemm_tile(enum panel_kind kind, int rows, int panels, const struct gemm *gemm, int panel, int row,
+                      const char *ahead, int step)
 {
     const struct panels *weight = gemm->weight;
     int64_t inputs = weight->inputs, size = inputs * PANEL_OUTPUTS * (kind == PANEL_F32 ? 4 : 2);
@@ -63,6 +66,7 @@ INLINE void gemm_tile(enum panel_kind kind, int rows, int panels, const struct g
         for (int p = 0; p < panels; p++) sum[i][p][0] = sum[i][p][1] = _mm256_setzero_ps();
     }
     for (int64_t k = 0; k < inputs; k++) {
+        _mm_prefetch(ahead + k * step, _MM_HINT_T0);
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             __m256 low, high;
@@ -85,35 +89,48 @@ INLINE void gemm_tile(enum panel_kind kind, int rows, int panels, const struct g
 /* Eight accumulators hide the latency of an FMA: few rows take several panels at once. */
 INLINE void gemm_kind(enum panel_kind kind, const struct gemm *gemm, int first, int last)
 {
-    if (gemm->rows == 1) {
-        for (; first + 4 <= last; first += 4) gemm_tile(kind, 1, 4, gemm, first, 0);
-        for (; first < last; first++) gemm_tile(kind, 1, 1, gemm, first, 0);
-        return;
-    }
-    if (gemm->rows == 2) {
-        for (; first + 2 <= last; first += 2) gemm_tile(kind, 2, 2, gemm, first, 0);
-        for (; first < last; first++) gemm_tile(kind, 2, 1, gemm, first, 0);
+    const int line = PANEL_OUTPUTS * (kind == PANEL_F32 ? 4 : 2); /* bytes of one input of a panel */
+    const int64_t size = (int64_t)gemm->weight->inputs * line;
+    const char *data = gemm->weight->data;
+    if (gemm->rows <= 2) {
+        const int wide = gemm->rows == 1 ? 4 : 2;
+        for (; first + wide <= last; first += wide) {
+            const char *ahead = data + (first + wide) * size;
+            if (wide == 4)
+                gemm_tile(kind, 1, 4, gemm, first, 0, ahead, 4 * line);
+            else
+                gemm_tile(kind, 2, 2, gemm, first, 0, ahead, 2 * line);
+        }
+        for (; first < last; first++) {
+            if (wide == 4)
+                gemm_tile(kind, 1, 1, gemm, first, 0, data + (first + 1) * size, line);
+            else
+                gemm_tile(kind, 2, 1, gemm, first, 0, data + (first + 1) * size, line);
+        }
         return;
     }
     int tiles = (gemm->rows + 5) / 6;
+    int step = line / (tiles < 4 ? tiles : 4); /* the first tiles of a panel fetch the next one, a part each */
     for (int panel = first; panel < last; panel++) {
+        const char *ahead = data + (panel + 1) * size;
         int row = 0;
         for (int tile = 0; tile < tiles; tile++) {
             int rows = (gemm->rows - row) / (tiles - tile); /* even tiles: 32 rows are 5 5 5 5 6 6 */
             switch (rows) {
             case 6:
-                gemm_tile(kind, 6, 1, gemm, panel, row);
+                gemm_tile(kind, 6, 1, gemm, panel, row, ahead, step);
                 break;
             case 5:
-                gemm_tile(kind, 5, 1, gemm, panel, row);
+                gemm_tile(kind, 5, 1, gemm, panel, row, ahead, step);
                 break;
             case 4:
-                gemm_tile(kind, 4, 1, gemm, panel, row);
+                gemm_tile(kind, 4, 1, gemm, panel, row, ahead, step);
                 break;
             default:
-                gemm_tile(kind, 3, 1, gemm, panel, row);
+                gemm_tile(kind, 3, 1, gemm, panel, row, ahead, step);
                 break;
             }
+            if (tile < 3) ahead += gemm->weight->inputs * step;
             row += rows;
         }
     }
@@ -179,31 +196,34 @@ void avx2_exp_rows(const float *in, int n, float *out)
 
 /* ---- attention ---- */
 
-/* Logits of `heads` query heads over every page; a head's row has `padded` places, minus infinity past the entries. */
-INLINE void attend_logits(const struct attention *a, int heads, const float *query, float *logits, int padded,
-                          float *highest)
+/* Eight numbers of a page from element `index` on. Widening bf16 is exact. */
+INLINE __m256 page_lanes(enum page_kind kind, const void *page, int64_t index)
 {
-    const int d = a->head_dim;
+    if (kind == PAGE_F32) return _mm256_loadu_ps((const float *)page + index);
+    __m128i half = _mm_loadu_si128((const __m128i *)((const uint16_t *)page + index));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+/* Logits of `heads` query heads over every page; a head's row has `padded` places, minus infinity past the entries. */
+INLINE void attend_logits(enum page_kind kind, const struct attention *a, int heads, const float *query, float *logits,
+                          int padded, float *highest)
+{
+    const int d = a->head_dim, size = kind == PAGE_F32 ? 4 : 2, ahead = attention_ahead_pages(a);
     const __m256 scale = _mm256_set1_ps(a->scale), nothing = _mm256_set1_ps(-INFINITY);
     __m256 top[4];
 #pragma GCC unroll 4
     for (int h = 0; h < heads; h++) top[h] = nothing;
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
-        const float *key = a->pages[first / CPU_PAGE_ENTRIES];
-        /* Pages lie anywhere: the next one, values too, is fetched while this one is used. */
-        const float *after =
-            first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : a->upcoming;
-        const char *next = (const char *)(after != NULL ? after : key);
+        const void *key = a->pages[first / CPU_PAGE_ENTRIES];
+        const char *next = attention_ahead(a, first / CPU_PAGE_ENTRIES, ahead); /* its keys here, its values below */
         __m256 even[4][2], odd[4][2];
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) even[h][0] = even[h][1] = odd[h][0] = odd[h][1] = _mm256_setzero_ps();
         for (int k = 0; k < d; k += 2) {
-            _mm_prefetch(next + k * 128, _MM_HINT_T0);
-            _mm_prefetch(next + k * 128 + 64, _MM_HINT_T0);
-            _mm_prefetch(next + k * 128 + 128, _MM_HINT_T0);
-            _mm_prefetch(next + k * 128 + 192, _MM_HINT_T0);
-            __m256 k0 = _mm256_loadu_ps(key + k * 16), k1 = _mm256_loadu_ps(key + k * 16 + 8);
-            __m256 k2 = _mm256_loadu_ps(key + k * 16 + 16), k3 = _mm256_loadu_ps(key + k * 16 + 24);
+            _mm_prefetch(next + k * 16 * size, _MM_HINT_T0);
+            if (kind == PAGE_F32) _mm_prefetch(next + k * 16 * size + 64, _MM_HINT_T0);
+            __m256 k0 = page_lanes(kind, key, k * 16), k1 = page_lanes(kind, key, k * 16 + 8);
+            __m256 k2 = page_lanes(kind, key, k * 16 + 16), k3 = page_lanes(kind, key, k * 16 + 24);
 #pragma GCC unroll 4
             for (int h = 0; h < heads; h++) {
                 __m256 q0 = _mm256_broadcast_ss(query + h * d + k), q1 = _mm256_broadcast_ss(query + h * d + k + 1);
@@ -248,10 +268,11 @@ INLINE float attend_exp(float *logits, int padded, float highest)
 }
 
 /* Dimensions column...column + 8 * vectors - 1 of the weighted sum of values. */
-INLINE void attend_values(const struct attention *a, int heads, int vectors, const float *weights, int padded,
-                          const float *total, int column, float *out)
+INLINE void attend_values(enum page_kind kind, const struct attention *a, int heads, int vectors, const float *weights,
+                          int padded, const float *total, int column, float *out)
 {
-    const int d = a->head_dim;
+    const int d = a->head_dim, size = kind == PAGE_F32 ? 4 : 2, ahead = attention_ahead_pages(a);
+    const int row_bytes = d * size;
     __m256 sum[4][8];
 #pragma GCC unroll 4
     for (int h = 0; h < heads; h++) {
@@ -259,15 +280,20 @@ INLINE void attend_values(const struct attention *a, int heads, int vectors, con
         for (int v = 0; v < vectors; v++) sum[h][v] = _mm256_setzero_ps();
     }
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
-        const float *value = a->pages[first / CPU_PAGE_ENTRIES] + CPU_PAGE_ENTRIES * d + column;
+        const void *page = a->pages[first / CPU_PAGE_ENTRIES];
+        const char *next = attention_ahead(a, first / CPU_PAGE_ENTRIES, ahead) + CPU_PAGE_ENTRIES * row_bytes;
+        int64_t value = CPU_PAGE_ENTRIES * d + column;
         int valid = a->entries - first < CPU_PAGE_ENTRIES ? a->entries - first : CPU_PAGE_ENTRIES;
         for (int j = 0; j < valid; j++, value += d) {
+            for (int byte = 0; column == 0 && byte < row_bytes; byte += 64) {
+                _mm_prefetch(next + j * row_bytes + byte, _MM_HINT_T0);
+            }
             __m256 w[4];
 #pragma GCC unroll 4
             for (int h = 0; h < heads; h++) w[h] = _mm256_broadcast_ss(weights + h * padded + first + j);
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) {
-                __m256 x = _mm256_loadu_ps(value + v * LANES);
+                __m256 x = page_lanes(kind, page, value + v * LANES);
 #pragma GCC unroll 4
                 for (int h = 0; h < heads; h++) sum[h][v] = _mm256_fmadd_ps(w[h], x, sum[h][v]);
             }
@@ -284,47 +310,63 @@ INLINE void attend_values(const struct attention *a, int heads, int vectors, con
 }
 
 /* The last four dimensions of a head_dim that is no multiple of eight. */
-static void attend_values_four(const struct attention *a, int heads, const float *weights, int padded,
-                               const float *total, int column, float *out)
+INLINE void attend_values_four(enum page_kind kind, const struct attention *a, int heads, const float *weights,
+                               int padded, const float *total, int column, float *out)
 {
     const int d = a->head_dim;
     for (int h = 0; h < heads; h++) {
         __m128 sum = _mm_setzero_ps();
         for (int i = 0; i < a->entries; i++) {
-            const float *value = a->pages[i / CPU_PAGE_ENTRIES] + (CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d;
-            sum = _mm_fmadd_ps(_mm_set1_ps(weights[h * padded + i]), _mm_loadu_ps(value + column), sum);
+            const void *page = a->pages[i / CPU_PAGE_ENTRIES];
+            int64_t value = (CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d + column;
+            __m128 x;
+            if (kind == PAGE_F32) {
+                x = _mm_loadu_ps((const float *)page + value);
+            } else {
+                __m128i half = _mm_loadl_epi64((const __m128i *)((const uint16_t *)page + value));
+                x = _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+            }
+            sum = _mm_fmadd_ps(_mm_set1_ps(weights[h * padded + i]), x, sum);
         }
         _mm_storeu_ps(out + h * d + column, _mm_div_ps(sum, _mm_set1_ps(total[h])));
     }
 }
 
 /* `wide` vectors of a value row at once: heads x wide accumulators stay in registers. */
-INLINE void attend_heads(const struct attention *a, int heads, int wide, int first_head)
+INLINE void attend_heads(enum page_kind kind, const struct attention *a, int heads, int wide, int first_head)
 {
     const int d = a->head_dim;
     int padded = (a->entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES * CPU_PAGE_ENTRIES;
     float *logits = a->scratch + (int64_t)first_head * padded;
     float *out = a->out + first_head * d;
     float highest[4], total[4];
-    attend_logits(a, heads, a->query + first_head * d, logits, padded, highest);
+    attend_logits(kind, a, heads, a->query + first_head * d, logits, padded, highest);
     for (int h = 0; h < heads; h++) total[h] = attend_exp(logits + h * padded, padded, highest[h]);
     int column = 0;
     for (; column + wide * LANES <= d; column += wide * LANES) {
-        attend_values(a, heads, wide, logits, padded, total, column, out);
+        attend_values(kind, a, heads, wide, logits, padded, total, column, out);
     }
-    for (; column + LANES <= d; column += LANES) attend_values(a, heads, 1, logits, padded, total, column, out);
-    if (column < d) attend_values_four(a, heads, logits, padded, total, column, out);
+    for (; column + LANES <= d; column += LANES) attend_values(kind, a, heads, 1, logits, padded, total, column, out);
+    if (column < d) attend_values_four(kind, a, heads, logits, padded, total, column, out);
+}
+
+INLINE void attend_kind(enum page_kind kind, const struct attention *a)
+{
+    int head = 0;
+    for (; head + 4 <= a->group; head += 4) attend_heads(kind, a, 4, 2, head);
+    for (; head + 2 <= a->group; head += 2) attend_heads(kind, a, 2, 4, head);
+    if (head < a->group && a->head_dim >= 64)
+        attend_heads(kind, a, 1, 8, head);
+    else if (head < a->group)
+        attend_heads(kind, a, 1, 4, head);
 }
 
 static void attend(const struct attention *a)
 {
-    int head = 0;
-    for (; head + 4 <= a->group; head += 4) attend_heads(a, 4, 2, head);
-    for (; head + 2 <= a->group; head += 2) attend_heads(a, 2, 4, head);
-    if (head < a->group && a->head_dim >= 64)
-        attend_heads(a, 1, 8, head);
-    else if (head < a->group)
-        attend_heads(a, 1, 4, head);
+    if (a->kind == PAGE_F32)
+        attend_kind(PAGE_F32, a);
+    else
+        attend_kind(PAGE_BF16, a);
 }
 
 /* ---- vectors ---- */

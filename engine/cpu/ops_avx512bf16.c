@@ -111,26 +111,36 @@ static void avx512_gemm(const struct gemm *gemm, int first_panel, int last_panel
 
 /* ---- attention ---- */
 
-/* Logits of `heads` query heads, minus infinity past the entries; returns with exp(logit - highest) and its sum. */
-INLINE_512 void avx512_weights(const struct attention *a, int heads, const float *query, float *logits, int padded,
-                               float *total)
+/* Sixteen numbers of a page from element `index` on. Of f32 pages those outside the mask are zero and not read; bf16
+ * ones are read whole, which stays inside the page since positions follow the values. */
+INLINE_512 __m512 avx512_page_lanes(enum page_kind kind, __mmask16 mask, const void *page, int64_t index)
 {
-    const int d = a->head_dim;
+    if (kind == PAGE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)page + index);
+    __m256bh half;
+    memcpy(&half, (const uint16_t *)page + index, sizeof half);
+    return _mm512_cvtpbh_ps(half);
+}
+
+/* Logits of `heads` query heads, minus infinity past the entries; returns with exp(logit - highest) and its sum. */
+INLINE_512 void avx512_weights(enum page_kind kind, const struct attention *a, int heads, const float *query,
+                               float *logits, int padded, float *total)
+{
+    const int d = a->head_dim, size = kind == PAGE_F32 ? 4 : 2, ahead = attention_ahead_pages(a);
     const __m512 scale = _mm512_set1_ps(a->scale), nothing = _mm512_set1_ps(-INFINITY);
     __m512 top[4];
 #pragma GCC unroll 4
     for (int h = 0; h < heads; h++) top[h] = nothing;
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
-        const float *key = a->pages[first / CPU_PAGE_ENTRIES];
-        const float *after =
-            first + CPU_PAGE_ENTRIES < a->entries ? a->pages[first / CPU_PAGE_ENTRIES + 1] : a->upcoming;
-        const char *next = (const char *)(after != NULL ? after : key);
+        const void *key = a->pages[first / CPU_PAGE_ENTRIES];
+        const char *next = attention_ahead(a, first / CPU_PAGE_ENTRIES, ahead); /* its keys here, its values below */
         __m512 even[4], odd[4];
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++) even[h] = odd[h] = _mm512_setzero_ps();
         for (int k = 0; k < d; k += 2) {
-            for (int line = 0; line < 4; line++) __builtin_prefetch(next + k * 128 + line * 64);
-            __m512 k0 = _mm512_loadu_ps(key + k * LANES_512), k1 = _mm512_loadu_ps(key + (k + 1) * LANES_512);
+            __builtin_prefetch(next + k * 16 * size);
+            if (kind == PAGE_F32) __builtin_prefetch(next + k * 16 * size + 64);
+            __m512 k0 = avx512_page_lanes(kind, 0xffff, key, k * LANES_512);
+            __m512 k1 = avx512_page_lanes(kind, 0xffff, key, (k + 1) * LANES_512);
 #pragma GCC unroll 4
             for (int h = 0; h < heads; h++) {
                 even[h] = _mm512_fmadd_ps(_mm512_set1_ps(query[h * d + k]), k0, even[h]);
@@ -160,10 +170,10 @@ INLINE_512 void avx512_weights(const struct attention *a, int heads, const float
 }
 
 /* `vectors` x 16 dimensions from column on, the last of them masked. */
-INLINE_512 void avx512_values(const struct attention *a, int heads, int vectors, const float *weights, int padded,
-                              const float *total, int column, float *out)
+INLINE_512 void avx512_values(enum page_kind kind, const struct attention *a, int heads, int vectors,
+                              const float *weights, int padded, const float *total, int column, float *out)
 {
-    const int d = a->head_dim;
+    const int d = a->head_dim, row_bytes = d * (kind == PAGE_F32 ? 4 : 2), ahead = attention_ahead_pages(a);
     __m512 sum[4][4];
     __mmask16 mask[4];
 #pragma GCC unroll 4
@@ -173,12 +183,17 @@ INLINE_512 void avx512_values(const struct attention *a, int heads, int vectors,
         for (int h = 0; h < heads; h++) sum[h][v] = _mm512_setzero_ps();
     }
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
-        const float *value = a->pages[first / CPU_PAGE_ENTRIES] + CPU_PAGE_ENTRIES * d + column;
+        const void *page = a->pages[first / CPU_PAGE_ENTRIES];
+        const char *next = attention_ahead(a, first / CPU_PAGE_ENTRIES, ahead) + CPU_PAGE_ENTRIES * row_bytes;
+        int64_t value = CPU_PAGE_ENTRIES * d + column;
         int valid = a->entries - first < CPU_PAGE_ENTRIES ? a->entries - first : CPU_PAGE_ENTRIES;
         for (int j = 0; j < valid; j++, value += d) {
+            for (int byte = 0; column == 0 && byte < row_bytes; byte += 64) {
+                __builtin_prefetch(next + j * row_bytes + byte);
+            }
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) {
-                __m512 x = _mm512_maskz_loadu_ps(mask[v], value + v * LANES_512);
+                __m512 x = avx512_page_lanes(kind, mask[v], page, value + v * LANES_512);
 #pragma GCC unroll 4
                 for (int h = 0; h < heads; h++) {
                     sum[h][v] = _mm512_fmadd_ps(_mm512_set1_ps(weights[h * padded + first + j]), x, sum[h][v]);
@@ -196,29 +211,37 @@ INLINE_512 void avx512_values(const struct attention *a, int heads, int vectors,
     }
 }
 
-INLINE_512 void avx512_heads(const struct attention *a, int heads, int first_head)
+INLINE_512 void avx512_heads(enum page_kind kind, const struct attention *a, int heads, int first_head)
 {
     const int d = a->head_dim;
     int padded = (a->entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES * CPU_PAGE_ENTRIES;
     float *weights = a->scratch + (int64_t)first_head * padded, *out = a->out + first_head * d;
     float total[4];
-    avx512_weights(a, heads, a->query + first_head * d, weights, padded, total);
+    avx512_weights(kind, a, heads, a->query + first_head * d, weights, padded, total);
     int column = 0;
     for (; d - column > 3 * LANES_512; column += 4 * LANES_512) {
-        avx512_values(a, heads, 4, weights, padded, total, column, out);
+        avx512_values(kind, a, heads, 4, weights, padded, total, column, out);
     }
     for (; d - column > LANES_512; column += 2 * LANES_512) {
-        avx512_values(a, heads, 2, weights, padded, total, column, out);
+        avx512_values(kind, a, heads, 2, weights, padded, total, column, out);
     }
-    if (column < d) avx512_values(a, heads, 1, weights, padded, total, column, out);
+    if (column < d) avx512_values(kind, a, heads, 1, weights, padded, total, column, out);
+}
+
+INLINE_512 void avx512_attend_kind(enum page_kind kind, const struct attention *a)
+{
+    int head = 0;
+    for (; head + 4 <= a->group; head += 4) avx512_heads(kind, a, 4, head);
+    for (; head + 2 <= a->group; head += 2) avx512_heads(kind, a, 2, head);
+    if (head < a->group) avx512_heads(kind, a, 1, head);
 }
 
 static void avx512_attend(const struct attention *a)
 {
-    int head = 0;
-    for (; head + 4 <= a->group; head += 4) avx512_heads(a, 4, head);
-    for (; head + 2 <= a->group; head += 2) avx512_heads(a, 2, head);
-    if (head < a->group) avx512_heads(a, 1, head);
+    if (a->kind == PAGE_F32)
+        avx512_attend_kind(PAGE_F32, a);
+    else
+        avx512_attend_kind(PAGE_BF16, a);
 }
 
 const struct cpu_ops cpu_ops_avx512bf16 = {

@@ -92,15 +92,24 @@ static void exp_rows(const float *in, int n, float *out)
 
 /* ---- attention ---- */
 
+/* `count` <= 16 numbers of a page from `index` on: in place, or widened into `wide`. */
+static const float *page_numbers(const struct attention *a, int page, int index, int count, float *wide)
+{
+    if (a->kind == PAGE_F32) return (const float *)a->pages[page] + index;
+    const uint16_t *half = (const uint16_t *)a->pages[page] + index;
+    for (int i = 0; i < count; i++) wide[i] = bits_float((uint32_t)half[i] << 16);
+    return wide;
+}
+
 static void attend_head(const struct attention *a, const float *query, float *logits, float *out)
 {
     int d = a->head_dim;
-    float highest = -INFINITY;
+    float highest = -INFINITY, wide[CPU_PAGE_ENTRIES];
     for (int first = 0; first < a->entries; first += CPU_PAGE_ENTRIES) {
-        const float *key = a->pages[first / CPU_PAGE_ENTRIES];
         float sum[CPU_PAGE_ENTRIES] = {0};
         for (int k = 0; k < d; k++) {
-            for (int j = 0; j < CPU_PAGE_ENTRIES; j++) sum[j] += query[k] * key[k * CPU_PAGE_ENTRIES + j];
+            const float *key = page_numbers(a, first / CPU_PAGE_ENTRIES, k * CPU_PAGE_ENTRIES, CPU_PAGE_ENTRIES, wide);
+            for (int j = 0; j < CPU_PAGE_ENTRIES; j++) sum[j] += query[k] * key[j];
         }
         int valid = a->entries - first < CPU_PAGE_ENTRIES ? a->entries - first : CPU_PAGE_ENTRIES;
         for (int j = 0; j < valid; j++) {
@@ -115,8 +124,12 @@ static void attend_head(const struct attention *a, const float *query, float *lo
     }
     memset(out, 0, (size_t)d * sizeof *out);
     for (int i = 0; i < a->entries; i++) {
-        const float *value = a->pages[i / CPU_PAGE_ENTRIES] + (CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d;
-        for (int k = 0; k < d; k++) out[k] += logits[i] * value[k];
+        int first = (CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d;
+        for (int k = 0; k < d; k += CPU_PAGE_ENTRIES) {
+            int count = d - k < CPU_PAGE_ENTRIES ? d - k : CPU_PAGE_ENTRIES;
+            const float *value = page_numbers(a, i / CPU_PAGE_ENTRIES, first + k, count, wide);
+            for (int j = 0; j < count; j++) out[k + j] += logits[i] * value[j];
+        }
     }
     for (int k = 0; k < d; k++) out[k] /= total;
 }

@@ -17,34 +17,42 @@ static int64_t panels_offset(const struct panels *panels, int64_t output, int64_
     return ((panel * ((panels->inputs + 1) / 2) + input / 2) * PANEL_OUTPUTS + lane) * 2 + input % 2;
 }
 
-int panels_pack(struct panels *out, enum panel_kind bf16_kind, const struct weight *const *weights,
-                const struct weight *const *biases, int count, struct kvf_err *err)
+/* Whether the stack stays bf16, and its rows. */
+static int stack_shape(const struct weight *const *weights, int count, int64_t *outputs)
 {
-    int bf16 = 1, biased = 0;
-    int64_t outputs = 0;
+    int bf16 = 1;
+    *outputs = 0;
     for (int i = 0; i < count; i++) {
-        outputs += weights[i]->rows;
+        *outputs += weights[i]->rows;
         bf16 &= weights[i]->dtype == DTYPE_BF16;
-        biased |= biases != NULL && biases[i]->data != NULL;
     }
-    memset(out, 0, sizeof *out);
-    out->kind = bf16 ? bf16_kind : PANEL_F32;
-    out->outputs = (int)outputs;
-    out->inputs = (int)weights[0]->cols;
-    out->count = (int)((outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS);
+    return bf16;
+}
 
-    size_t inputs = ((size_t)out->inputs + 1) / 2 * 2;
-    size_t bytes = (size_t)out->count * PANEL_OUTPUTS * inputs * (bf16 ? sizeof(uint16_t) : sizeof(float));
-    bytes = (bytes + 63) / 64 * 64;
-    out->data = aligned_alloc(64, bytes);
+int64_t panels_bytes(const struct weight *const *weights, int count)
+{
+    int64_t outputs, bf16 = stack_shape(weights, count, &outputs), inputs = (weights[0]->cols + 1) / 2 * 2;
+    int64_t panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+    return (panels * PANEL_OUTPUTS * inputs * (bf16 ? 2 : 4) + 63) / 64 * 64;
+}
+
+int panels_pack(struct panels *out, enum panel_kind bf16_kind, const struct weight *const *weights,
+                const struct weight *const *biases, int count, void *memory, struct kvf_err *err)
+{
+    int biased = 0;
+    int64_t outputs, bf16 = stack_shape(weights, count, &outputs);
+    for (int i = 0; i < count; i++) biased |= biases != NULL && biases[i]->data != NULL;
+    *out = (struct panels){.kind = bf16 ? bf16_kind : PANEL_F32,
+                           .outputs = (int)outputs,
+                           .inputs = (int)weights[0]->cols,
+                           .count = (int)((outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS),
+                           .data = memory,
+                           .bytes = panels_bytes(weights, count)};
     if (biased) out->bias = calloc((size_t)out->count * PANEL_OUTPUTS, sizeof(float));
-    if (out->data == NULL || (biased && out->bias == NULL)) {
-        panels_free(out);
-        return kvf_fail(err, KVF_ENOMEM, "packing a weight matrix %lld x %d: no memory for %zu bytes",
-                        (long long)outputs, (int)weights[0]->cols, bytes);
+    if (biased && out->bias == NULL) {
+        return kvf_fail(err, KVF_ENOMEM, "packing a weight matrix %lld x %d: no memory for its bias",
+                        (long long)outputs, out->inputs);
     }
-    memset(out->data, 0, bytes);
-    out->bytes = (int64_t)bytes;
 
     int64_t first = 0;
     for (int i = 0; i < count; i++) {
@@ -65,8 +73,6 @@ int panels_pack(struct panels *out, enum panel_kind bf16_kind, const struct weig
 
 void panels_free(struct panels *panels)
 {
-    free(panels->data);
     free(panels->bias);
-    panels->data = NULL;
     panels->bias = NULL;
 }

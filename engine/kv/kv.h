@@ -2,10 +2,11 @@
  *
  * Every (sequence, layer, kv head) has its own page list and length. Logical position (tokens seen) and physical length
  * (entries kept) are two numbers. Keys are stored after RoPE at their original position. A page holds
- *     float key[head_dim][16]     transposed, so that 16 logits come from one pass over head_dim
- *     float value[16][head_dim]
+ *     number key[head_dim][16]    transposed, so that 16 logits come from one pass over head_dim
+ *     number value[16][head_dim]
  *     int32_t position[16]
- * A pool belongs to one engine and one thread; nothing here locks. No allocation after kv_seq_open.
+ * where a number is a float or its upper half, bf16, rounded to nearest even. A pool belongs to one engine and one
+ * thread; nothing here locks. No allocation after kv_seq_open.
  */
 #ifndef KVF_KV_H
 #define KVF_KV_H
@@ -22,8 +23,11 @@ struct kv_shape {
     int window_tokens; /* rows of the query ring, >= 1 */
     int max_entries;   /* most entries of one (layer, head): the context length */
     int max_sequences;
+    int half;    /* 1: K and V are stored as bf16 */
+    int threads; /* most threads of kv_compact; 0: one */
 };
 struct kv_pool;
+struct pool; /* engine/cpu/pool.h */
 struct kv_seq;
 
 /* `bytes` bounds the slab; it is reserved at once (address space) and touched as pages are used. */
@@ -45,16 +49,17 @@ int64_t kv_pool_peak_pages(const struct kv_pool *pool);
 /* Most pages that one sequence of `entries` mean entries a (layer, head) can need: admission by budget. */
 int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries);
 
-/* Appends `tokens` rows of one layer at logical positions first_position...: key, value [tokens][kv_heads][head_dim],
- * query [tokens][kv_heads * group][head_dim] (after RoPE; the last window rows are remembered). Room was reserved.
- * `tokens_seen` moves when layer 0 is put. */
+/* Threads may put different sequences at once. Appends `tokens` rows of one layer at logical positions
+ * first_position...: key, value [tokens][kv_heads][head_dim], query [tokens][kv_heads * group][head_dim] (after RoPE;
+ * the last window rows are remembered). Room was reserved. `tokens_seen` moves when layer 0 is put. */
 void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int first_position, const float *key,
             const float *value, const float *query);
 
 /* What attention reads: pages[p] -> key[head_dim][16] then value[16][head_dim] then position[16]. */
 struct kv_view {
-    float *const *pages;
+    const void *const *pages;
     int entries;
+    int half;
 };
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
 
@@ -75,12 +80,23 @@ struct kv_compaction_stats {
     int64_t evicted_entries; /* over all layers and heads */
     int64_t kept_entries;
 };
-/* Compacts every layer to layer_budget[layer]; pages are packed in place and freed pages go back to the pool,
- * with the room that kv_reserve made. On an error before the first layer nothing has changed; a layer that fails later
- * leaves those before it compacted and the cache sound. */
-KVF_MUSTCHECK int kv_compact(struct kv_pool *pool, struct kv_seq *seq, const struct policy *policy,
-                             const int64_t *layer_budget, uint64_t seed, const struct compact_kernels *kernels,
-                             struct kv_compaction_stats *stats, struct kvf_err *err);
+/* One sequence that is due. */
+struct kv_due {
+    struct kv_seq *seq;
+    const struct policy *policy;
+    const int64_t *layer_budget; /* [layers] */
+    uint64_t seed;               /* of the sample, for SCORER_RANDOM */
+    /* out */
+    int rc;
+    struct kvf_err err; /* where rc is not 0 */
+    struct kv_compaction_stats stats;
+};
+/* Compacts every layer of every sequence to its budget, layers side by side on `threads` (NULL: this thread alone).
+ * Pages are packed in place and freed pages go back to the pool, with the room that kv_reserve made. What stays does
+ * not depend on the number of threads. A layer that is refused (rc KVF_EINVAL) stays as it was; the cache is sound. No
+ * sequence is there twice; count <= max_sequences. */
+void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struct compact_kernels *kernels,
+                struct pool *threads);
 
 /* ---- figures ---- */
 int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq); /* pages in use x page bytes */

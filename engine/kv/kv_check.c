@@ -38,8 +38,8 @@ static int list_pages_walk(struct walk *w, const struct kv_list *list, int s, in
     const struct kv_pool *pool = w->pool;
     for (int p = 0; p < list->held; p++) {
         ptrdiff_t offset = list->pages[p] == NULL ? -1 : list->pages[p] - pool->slab;
-        int64_t page = offset / pool->page_floats;
-        if (offset < 0 || page >= pool->pages || offset % pool->page_floats != 0) {
+        int64_t page = offset / pool->page_bytes;
+        if (offset < 0 || page >= pool->pages || offset % pool->page_bytes != 0) {
             return kvf_fail(w->err, KVF_ECORRUPT,
                             "kv check: sequence %d layer %d head %d: page %d of its list is not a page of the slab", s,
                             layer, head, p);
@@ -75,7 +75,7 @@ static int list_walk(struct walk *w, const struct kv_seq *seq, int s, int layer,
 
     int32_t before = -1;
     for (int e = 0; e < list->entries; e++) {
-        int32_t position = *kv_entry_position(list, e, pool->shape.head_dim);
+        int32_t position = *kv_entry_position(pool, list, e);
         if (position <= before || position >= seq->tokens_seen) {
             return kvf_fail(
                 w->err, KVF_ECORRUPT,

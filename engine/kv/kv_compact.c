@@ -1,7 +1,8 @@
 /* kv_compact.c: when a sequence is compacted, and how: gather the keys, let alloc/ decide, pack what stays in place. */
-#include "engine/kv/kv_internal.h"
-
 #include <string.h>
+
+#include "engine/cpu/pool.h"
+#include "engine/kv/kv_internal.h"
 
 int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, int budget_tokens, int interval_tokens)
 {
@@ -20,91 +21,114 @@ static uint64_t layer_key(uint64_t seed, int layer)
 }
 
 /* Keys out of their transposed pages into rows, so that scoring reads them one after the other. */
-static void head_gather(struct kv_pool *pool, const struct kv_list *list, int head)
+static void head_gather(const struct kv_pool *pool, struct kv_scratch *scratch, const struct kv_list *list, int head)
 {
     int dim = pool->shape.head_dim;
-    float *keys = pool->gathered + (int64_t)head * pool->gather_entries * dim;
-    int32_t *positions = pool->gathered_positions + (int64_t)head * pool->gather_entries;
+    float *keys = scratch->gathered + (int64_t)head * pool->gather_entries * dim;
+    int32_t *positions = scratch->gathered_positions + (int64_t)head * pool->gather_entries;
+    for (int e = 0; e < list->entries; e++) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
     for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES) {
-        const float *page = list->pages[first / KV_PAGE_ENTRIES];
         int lanes = list->entries - first < KV_PAGE_ENTRIES ? list->entries - first : KV_PAGE_ENTRIES;
-        for (int lane = 0; lane < lanes; lane++) {
-            float *to = keys + (int64_t)(first + lane) * dim;
-            for (int k = 0; k < dim; k++) to[k] = page[k * KV_PAGE_ENTRIES + lane];
-        }
-        memcpy(positions + first, kv_entry_position(list, first, dim), (size_t)lanes * sizeof *positions);
+        memcpy(positions + first, kv_entry_position(pool, list, first), (size_t)lanes * sizeof *positions);
     }
-    pool->head_entries[head] = list->entries;
+    scratch->head_entries[head] = list->entries;
 }
 
-/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes. */
-static void head_pack(const struct kv_pool *pool, struct kv_list *list, int head, const int32_t *kept, int count)
+/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes. Rounding a
+ * bf16 key that was widened gives it back. */
+static void head_pack(const struct kv_pool *pool, const struct kv_scratch *scratch, struct kv_list *list, int head)
 {
-    int dim = pool->shape.head_dim;
-    const float *keys = pool->head_keys[head];
-    const int32_t *positions = pool->head_positions[head];
+    int dim = pool->shape.head_dim, count = scratch->keep_count[head];
+    const int32_t *kept = scratch->kept[head], *positions = scratch->head_positions[head];
+    const float *keys = scratch->head_keys[head];
     for (int e = 0; e < count; e++) {
         int from = kept[e];
         if (from == e) continue;
-        float *to = kv_entry_key(list, e);
-        for (int k = 0; k < dim; k++) to[k * KV_PAGE_ENTRIES] = keys[(int64_t)from * dim + k];
-        memcpy(kv_entry_value(list, e, dim), kv_entry_value(list, from, dim), (size_t)dim * sizeof *to);
-        *kv_entry_position(list, e, dim) = positions[from];
+        kv_key_write(pool, list, e, keys + (int64_t)from * dim);
+        memcpy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, from), (size_t)dim * pool->number_bytes);
+        *kv_entry_position(pool, list, e) = positions[from];
     }
     list->entries = count;
 }
 
-static int layer_compact(struct kv_pool *pool, struct kv_seq *seq, int layer, const struct policy *policy,
-                         int64_t layer_budget, uint64_t seed, const struct compact_kernels *kernels,
-                         struct kv_compaction_stats *stats, struct kvf_err *err)
+/* Freed pages stay in their list until layer_settle: only the lists of this layer are touched. */
+static int layer_compact(struct kv_pool *pool, const struct kv_due *due, int layer,
+                         const struct compact_kernels *kernels, struct kv_scratch *scratch, struct kvf_err *err)
 {
     const struct kv_shape *shape = &pool->shape;
-    int64_t query_width = (int64_t)shape->kv_heads * shape->group * shape->head_dim;
-    for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, kv_list_of(pool, seq, layer, h), h);
-    int rows = kv_queries(pool, seq, layer, pool->queries);
-    int used = rows < policy->window_tokens ? rows : policy->window_tokens;
-
+    const struct policy *policy = due->policy;
+    if (policy->scorer != SCORER_NONE && policy->window_tokens > shape->window_tokens) {
+        return kvf_fail(err, KVF_EINVAL, "kv compact: window of policy %s: expected at most %d tokens, got %d",
+                        policy->name, shape->window_tokens, policy->window_tokens);
+    }
+    for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, scratch, kv_list_of(pool, due->seq, layer, h), h);
+    int rows = kv_queries(pool, due->seq, layer, scratch->queries);
+    int used = rows < policy->window_tokens ? rows : policy->window_tokens, noop = 0;
     struct compact_input input = {
         .kv_heads = shape->kv_heads,
         .group = shape->group,
         .head_dim = shape->head_dim,
-        .keys = pool->head_keys,
-        .positions = pool->head_positions,
-        .entries = pool->head_entries,
-        .queries = pool->queries + (rows - used) * query_width,
+        .keys = scratch->head_keys,
+        .positions = scratch->head_positions,
+        .entries = scratch->head_entries,
+        .queries = scratch->queries + (int64_t)(rows - used) * shape->kv_heads * shape->group * shape->head_dim,
         .query_rows = used,
-        .layer_budget = layer_budget,
-        .random_key = layer_key(seed, layer),
+        .layer_budget = due->layer_budget[layer],
+        .random_key = layer_key(due->seed, layer),
     };
-    int noop = 0;
-    int rc = compact_layer(policy, &input, kernels, pool->work, pool->kept, pool->keep_count, &noop, err);
-    if (rc != 0) return rc;
-
-    seq->room[layer] = 0;
-    for (int h = 0; h < shape->kv_heads; h++) {
-        struct kv_list *list = kv_list_of(pool, seq, layer, h);
-        int before = list->entries;
-        if (!noop) head_pack(pool, list, h, pool->kept[h], pool->keep_count[h]);
-        kv_list_trim(pool, seq, list);
-        stats->evicted_entries += before - list->entries;
-        stats->kept_entries += list->entries;
-    }
+    int rc = compact_layer(policy, &input, kernels, scratch->work, scratch->kept, scratch->keep_count, &noop, err);
+    if (rc != 0 || noop) return rc;
+    for (int h = 0; h < shape->kv_heads; h++) head_pack(pool, scratch, kv_list_of(pool, due->seq, layer, h), h);
     return 0;
 }
 
-int kv_compact(struct kv_pool *pool, struct kv_seq *seq, const struct policy *policy, const int64_t *layer_budget,
-               uint64_t seed, const struct compact_kernels *kernels, struct kv_compaction_stats *stats,
-               struct kvf_err *err)
+struct compaction {
+    struct kv_pool *pool;
+    struct kv_due *due;
+    const struct compact_kernels *kernels;
+};
+
+/* Item: one layer of one sequence. */
+static void compaction_item(void *arg, int item, int thread)
 {
-    *stats = (struct kv_compaction_stats){0};
-    if (policy->scorer != SCORER_NONE && policy->window_tokens > pool->shape.window_tokens) {
-        return kvf_fail(err, KVF_EINVAL, "kv compact: window of policy %s: expected at most %d tokens, got %d",
-                        policy->name, pool->shape.window_tokens, policy->window_tokens);
+    const struct compaction *c = arg;
+    int layers = c->pool->shape.layers;
+    c->pool->layer_rc[item] =
+        layer_compact(c->pool, &c->due[item / layers], item % layers, c->kernels, &c->pool->scratch[thread], NULL);
+}
+
+static void due_settle(struct kv_pool *pool, struct kv_due *due, const int *layer_rc,
+                       const struct compact_kernels *kernels)
+{
+    const struct kv_shape *shape = &pool->shape;
+    due->rc = 0;
+    due->stats.kept_entries = 0;
+    for (int layer = 0; layer < shape->layers; layer++) {
+        /* A refusal changed nothing, so asking again says why. */
+        if (layer_rc[layer] != 0 && due->rc == 0) {
+            due->rc = layer_compact(pool, due, layer, kernels, &pool->scratch[0], &due->err);
+        }
+        due->seq->room[layer] = 0;
+        for (int h = 0; h < shape->kv_heads; h++) {
+            struct kv_list *list = kv_list_of(pool, due->seq, layer, h);
+            kv_list_trim(pool, due->seq, list);
+            due->stats.kept_entries += list->entries;
+        }
     }
-    for (int layer = 0; layer < pool->shape.layers; layer++) {
-        int rc = layer_compact(pool, seq, layer, policy, layer_budget[layer], seed, kernels, stats, err);
-        if (rc != 0) return rc;
+    due->stats.evicted_entries -= due->stats.kept_entries; /* what was held before, until here */
+    due->seq->compacted_at = due->seq->tokens_seen;
+}
+
+void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struct compact_kernels *kernels,
+                struct pool *threads)
+{
+    struct compaction compaction = {pool, due, kernels};
+    int layers = pool->shape.layers;
+    for (int i = 0; i < count; i++) due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);
+    if (threads == NULL) {
+        for (int item = 0; item < count * layers; item++) compaction_item(&compaction, item, 0);
+    } else {
+        pool_run(threads, compaction_item, &compaction, count * layers);
     }
-    seq->compacted_at = seq->tokens_seen;
-    return 0;
+    for (int i = 0; i < count; i++) due_settle(pool, &due[i], pool->layer_rc + (int64_t)i * layers, kernels);
 }

@@ -3,12 +3,13 @@
 #define KVF_KV_INTERNAL_H
 
 #include <stddef.h>
+#include <string.h>
 #include "engine/kv/kv.h"
 
 /* One (sequence, layer, kv head). `held` pages are in the list: those that `entries` need, and those set aside by
  * kv_reserve for the next `room` entries of the layer. */
 struct kv_list {
-    float **pages; /* [pool->list_pages] */
+    unsigned char **pages; /* [pool->list_pages] */
     int entries;
     int held;
 };
@@ -25,25 +26,8 @@ struct kv_seq {
     float *ring;           /* [layers][window][kv_heads * group][head_dim]; row r is at r % window */
 };
 
-struct kv_pool {
-    struct kv_shape shape;
-    int64_t page_floats;
-    int64_t pages, free_count, peak_in_use;
-    int list_pages;     /* most pages of one list */
-    int gather_entries; /* most entries of one list */
-    int64_t workspace_bytes;
-
-    float *slab;         /* [pages][page_floats] */
-    int32_t *free;       /* stack of page numbers, [pages], the first free_count are free */
-    struct kv_seq *seqs; /* [max_sequences] */
-
-    /* backing of the sequences */
-    struct kv_list *lists;
-    float **tables;
-    int *room, *queries_put;
-    float *rings;
-
-    /* compaction of one layer */
+/* What one thread needs to compact one layer. */
+struct kv_scratch {
     struct compact_work *work;
     float *gathered;             /* [kv_heads][gather_entries][head_dim] */
     int32_t *gathered_positions; /* [kv_heads][gather_entries] */
@@ -53,6 +37,30 @@ struct kv_pool {
     int *head_entries;
     const int32_t **kept; /* [kv_heads] */
     int *keep_count;
+};
+
+struct kv_pool {
+    struct kv_shape shape;
+    int number_bytes; /* of one number of a page */
+    int64_t page_bytes;
+    int64_t pages, free_count, peak_in_use;
+    int list_pages;     /* most pages of one list */
+    int gather_entries; /* most entries of one list */
+    int64_t workspace_bytes;
+
+    unsigned char *slab; /* [pages][page_bytes] */
+    int32_t *free;       /* stack of page numbers, [pages], the first free_count are free */
+    struct kv_seq *seqs; /* [max_sequences] */
+
+    /* backing of the sequences */
+    struct kv_list *lists;
+    unsigned char **tables;
+    int *room, *queries_put;
+    float *rings;
+
+    int threads;
+    struct kv_scratch *scratch; /* [threads] */
+    int *layer_rc;              /* [max_sequences][layers] of a running kv_compact */
 };
 
 static inline int kv_pages_of(int64_t entries)
@@ -65,22 +73,41 @@ static inline struct kv_list *kv_list_of(const struct kv_pool *pool, const struc
     return &seq->lists[layer * pool->shape.kv_heads + head];
 }
 
-/* [head_dim] keys of one entry are KV_PAGE_ENTRIES apart. */
-static inline float *kv_entry_key(const struct kv_list *list, int entry)
+static inline int32_t *kv_entry_position(const struct kv_pool *pool, const struct kv_list *list, int entry)
 {
-    return list->pages[entry / KV_PAGE_ENTRIES] + entry % KV_PAGE_ENTRIES;
+    unsigned char *page = list->pages[entry / KV_PAGE_ENTRIES];
+    return (int32_t *)(page + (ptrdiff_t)2 * KV_PAGE_ENTRIES * pool->shape.head_dim * pool->number_bytes) +
+           entry % KV_PAGE_ENTRIES;
 }
 
-static inline float *kv_entry_value(const struct kv_list *list, int entry, int head_dim)
+/* The first of the entry's value numbers; they lie one after the other. */
+static inline void *kv_entry_value(const struct kv_pool *pool, const struct kv_list *list, int entry)
 {
-    return list->pages[entry / KV_PAGE_ENTRIES] + (ptrdiff_t)(KV_PAGE_ENTRIES + entry % KV_PAGE_ENTRIES) * head_dim;
+    ptrdiff_t at = (ptrdiff_t)(KV_PAGE_ENTRIES + entry % KV_PAGE_ENTRIES) * pool->shape.head_dim;
+    return list->pages[entry / KV_PAGE_ENTRIES] + at * pool->number_bytes;
 }
 
-static inline int32_t *kv_entry_position(const struct kv_list *list, int entry, int head_dim)
+static inline float kv_half_wide(uint16_t half)
 {
-    int32_t *positions = (int32_t *)(list->pages[entry / KV_PAGE_ENTRIES] + (ptrdiff_t)2 * KV_PAGE_ENTRIES * head_dim);
-    return positions + entry % KV_PAGE_ENTRIES;
+    uint32_t bits = (uint32_t)half << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
 }
+
+/* Nearest, ties to even; a NaN stays one. */
+static inline uint16_t kv_half_of(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    if (number != number) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void kv_key_write(const struct kv_pool *pool, const struct kv_list *list, int entry, const float *key);
+void kv_key_read(const struct kv_pool *pool, const struct kv_list *list, int entry, float *key);
+void kv_value_write(const struct kv_pool *pool, const struct kv_list *list, int entry, const float *value);
+void kv_value_read(const struct kv_pool *pool, const struct kv_list *list, int entry, float *value);
 
 /* Shortens one list to the pages that its entries need; the rest goes back to the pool, last page first. */
 void kv_list_trim(struct kv_pool *pool, struct kv_seq *seq, struct kv_list *list);

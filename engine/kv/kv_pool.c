@@ -52,7 +52,7 @@ static int pool_allocate(struct kv_pool *pool)
     int64_t sequences = shape->max_sequences, layers = shape->layers, heads = shape->kv_heads;
     int64_t query_row = heads * shape->group * (int64_t)shape->head_dim;
 
-    size_t slab_bytes = (size_t)pool->pages * (size_t)pool->page_floats * sizeof(float);
+    size_t slab_bytes = (size_t)pool->pages * (size_t)pool->page_bytes;
     void *slab = mmap(NULL, slab_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED) return 0;
     /* Attention jumps from page to page: small pages of the system cost a TLB miss each. A refusal changes nothing
@@ -69,18 +69,44 @@ static int pool_allocate(struct kv_pool *pool)
            (pool->queries_put = zeroed_new(pool, sizeof *pool->queries_put, sequences, layers, 1)) != NULL &&
            (pool->rings = zeroed_new(pool, sizeof *pool->rings, sequences * layers, shape->window_tokens, query_row)) !=
                NULL &&
-           (pool->gathered = zeroed_new(pool, sizeof *pool->gathered, heads, pool->gather_entries, shape->head_dim)) !=
-               NULL &&
-           (pool->gathered_positions =
-                zeroed_new(pool, sizeof *pool->gathered_positions, heads, pool->gather_entries, 1)) != NULL &&
-           (pool->queries = zeroed_new(pool, sizeof *pool->queries, shape->window_tokens, query_row, 1)) != NULL &&
-           (pool->head_keys = zeroed_new(pool, sizeof *pool->head_keys, heads, 1, 1)) != NULL &&
-           (pool->head_positions = zeroed_new(pool, sizeof *pool->head_positions, heads, 1, 1)) != NULL &&
-           (pool->head_entries = zeroed_new(pool, sizeof *pool->head_entries, heads, 1, 1)) != NULL &&
-           (pool->kept = zeroed_new(pool, sizeof *pool->kept, heads, 1, 1)) != NULL &&
-           (pool->keep_count = zeroed_new(pool, sizeof *pool->keep_count, heads, 1, 1)) != NULL &&
-           (pool->work = compact_work_new(shape->kv_heads, shape->group, shape->head_dim, shape->window_tokens,
-                                          pool->gather_entries)) != NULL;
+           (pool->layer_rc = zeroed_new(pool, sizeof *pool->layer_rc, sequences, layers, 1)) != NULL &&
+           (pool->scratch = zeroed_new(pool, sizeof *pool->scratch, pool->threads, 1, 1)) != NULL;
+}
+
+static int scratch_allocate(struct kv_pool *pool, struct kv_scratch *scratch)
+{
+    const struct kv_shape *shape = &pool->shape;
+    int64_t heads = shape->kv_heads, entries = pool->gather_entries, dim = shape->head_dim;
+    if ((scratch->gathered = zeroed_new(pool, sizeof(float), heads, entries, dim)) == NULL ||
+        (scratch->gathered_positions = zeroed_new(pool, sizeof(int32_t), heads, entries, 1)) == NULL ||
+        (scratch->queries = zeroed_new(pool, sizeof(float), shape->window_tokens, heads * shape->group, dim)) == NULL ||
+        (scratch->head_keys = zeroed_new(pool, sizeof *scratch->head_keys, heads, 1, 1)) == NULL ||
+        (scratch->head_positions = zeroed_new(pool, sizeof *scratch->head_positions, heads, 1, 1)) == NULL ||
+        (scratch->head_entries = zeroed_new(pool, sizeof *scratch->head_entries, heads, 1, 1)) == NULL ||
+        (scratch->kept = zeroed_new(pool, sizeof *scratch->kept, heads, 1, 1)) == NULL ||
+        (scratch->keep_count = zeroed_new(pool, sizeof *scratch->keep_count, heads, 1, 1)) == NULL ||
+        (scratch->work = compact_work_new(shape->kv_heads, shape->group, shape->head_dim, shape->window_tokens,
+                                          pool->gather_entries)) == NULL) {
+        return 0;
+    }
+    for (int h = 0; h < shape->kv_heads; h++) {
+        scratch->head_keys[h] = scratch->gathered + h * entries * dim;
+        scratch->head_positions[h] = scratch->gathered_positions + h * entries;
+    }
+    return 1;
+}
+
+static void scratch_free(struct kv_scratch *scratch)
+{
+    compact_work_destroy(&scratch->work);
+    free(scratch->gathered);
+    free(scratch->gathered_positions);
+    free(scratch->queries);
+    free(scratch->head_keys);
+    free(scratch->head_positions);
+    free(scratch->head_entries);
+    free(scratch->kept);
+    free(scratch->keep_count);
 }
 
 static void pool_link(struct kv_pool *pool)
@@ -99,10 +125,6 @@ static void pool_link(struct kv_pool *pool)
             seq->lists[i].pages = pool->tables + (s * lists + i) * pool->list_pages;
         }
     }
-    for (int h = 0; h < shape->kv_heads; h++) {
-        pool->head_keys[h] = pool->gathered + (int64_t)h * pool->gather_entries * shape->head_dim;
-        pool->head_positions[h] = pool->gathered_positions + (int64_t)h * pool->gather_entries;
-    }
     /* A stack that hands out page 0 first keeps a small load in the front of the slab. */
     for (int64_t p = 0; p < pool->pages; p++) pool->free[p] = (int32_t)(pool->pages - 1 - p);
     pool->free_count = pool->pages;
@@ -114,8 +136,9 @@ int kv_pool_new(const struct kv_shape *shape, int64_t bytes, struct kv_pool **ou
     int rc = shape_check(shape, err);
     if (rc != 0) return rc;
 
-    int64_t page_floats = (int64_t)KV_PAGE_ENTRIES * shape->head_dim * 2 + KV_PAGE_ENTRIES;
-    int64_t page_bytes = page_floats * (int64_t)sizeof(float), lists = (int64_t)shape->layers * shape->kv_heads;
+    int number_bytes = shape->half ? (int)sizeof(uint16_t) : (int)sizeof(float);
+    int64_t page_bytes = (int64_t)KV_PAGE_ENTRIES * (2 * (int64_t)shape->head_dim * number_bytes + 4);
+    int64_t lists = (int64_t)shape->layers * shape->kv_heads;
     int64_t pages = bytes / page_bytes;
     if (pages < lists) {
         return kvf_fail(
@@ -131,14 +154,18 @@ int kv_pool_new(const struct kv_shape *shape, int64_t bytes, struct kv_pool **ou
     struct kv_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL) return kvf_fail(err, KVF_ENOMEM, "kv pool: out of memory");
     pool->shape = *shape;
-    pool->page_floats = page_floats;
+    pool->number_bytes = number_bytes;
+    pool->page_bytes = page_bytes;
+    pool->threads = shape->threads < 1 ? 1 : shape->threads;
     pool->pages = pages;
     pool->list_pages = kv_pages_of(shape->max_entries);
     if (pool->list_pages > pages) pool->list_pages = (int)pages;
     pool->gather_entries = shape->max_entries;
     if (pool->gather_entries > pages * KV_PAGE_ENTRIES) pool->gather_entries = (int)(pages * KV_PAGE_ENTRIES);
 
-    if (!pool_allocate(pool)) {
+    int ok = pool_allocate(pool);
+    for (int t = 0; ok && t < pool->threads; t++) ok = scratch_allocate(pool, &pool->scratch[t]);
+    if (!ok) {
         int64_t wanted = pool->workspace_bytes;
         kv_pool_destroy(&pool);
         return kvf_fail(err, KVF_ENOMEM, "kv pool: no memory for a slab of %lld bytes and %lld bytes of work space",
@@ -154,8 +181,10 @@ void kv_pool_destroy(struct kv_pool **pool)
     struct kv_pool *p = *pool;
     *pool = NULL;
     if (p == NULL) return;
-    if (p->slab != NULL) munmap(p->slab, (size_t)p->pages * (size_t)p->page_floats * sizeof(float));
-    compact_work_destroy(&p->work);
+    if (p->slab != NULL) munmap(p->slab, (size_t)p->pages * (size_t)p->page_bytes);
+    for (int t = 0; p->scratch != NULL && t < p->threads; t++) scratch_free(&p->scratch[t]);
+    free(p->scratch);
+    free(p->layer_rc);
     free(p->free);
     free(p->seqs);
     free(p->lists);
@@ -163,14 +192,6 @@ void kv_pool_destroy(struct kv_pool **pool)
     free(p->room);
     free(p->queries_put);
     free(p->rings);
-    free(p->gathered);
-    free(p->gathered_positions);
-    free(p->queries);
-    free(p->head_keys);
-    free(p->head_positions);
-    free(p->head_entries);
-    free(p->kept);
-    free(p->keep_count);
     free(p);
 }
 
@@ -194,8 +215,8 @@ void kv_list_trim(struct kv_pool *pool, struct kv_seq *seq, struct kv_list *list
 {
     int needed = kv_pages_of(list->entries);
     while (list->held > needed) {
-        const float *page = list->pages[--list->held];
-        pool->free[pool->free_count++] = (int32_t)((page - pool->slab) / pool->page_floats);
+        const unsigned char *page = list->pages[--list->held];
+        pool->free[pool->free_count++] = (int32_t)((page - pool->slab) / pool->page_bytes);
         seq->held--;
     }
 }
@@ -231,7 +252,7 @@ int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens)
         struct kv_list *list = &seq->lists[i];
         int pages = kv_pages_of((int64_t)list->entries + tokens);
         while (list->held < pages) {
-            list->pages[list->held++] = pool->slab + (int64_t)pool->free[--pool->free_count] * pool->page_floats;
+            list->pages[list->held++] = pool->slab + (int64_t)pool->free[--pool->free_count] * pool->page_bytes;
         }
     }
     seq->held += missing;
@@ -240,6 +261,52 @@ int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int tokens)
     }
     if (pool->pages - pool->free_count > pool->peak_in_use) pool->peak_in_use = pool->pages - pool->free_count;
     return 0;
+}
+
+/* ---- one entry ---- */
+
+void kv_key_write(const struct kv_pool *pool, const struct kv_list *list, int entry, const float *key)
+{
+    unsigned char *page = list->pages[entry / KV_PAGE_ENTRIES];
+    int lane = entry % KV_PAGE_ENTRIES, dim = pool->shape.head_dim;
+    if (pool->shape.half) {
+        for (int k = 0; k < dim; k++) ((uint16_t *)page)[k * KV_PAGE_ENTRIES + lane] = kv_half_of(key[k]);
+    } else {
+        for (int k = 0; k < dim; k++) ((float *)page)[k * KV_PAGE_ENTRIES + lane] = key[k];
+    }
+}
+
+void kv_key_read(const struct kv_pool *pool, const struct kv_list *list, int entry, float *key)
+{
+    const unsigned char *page = list->pages[entry / KV_PAGE_ENTRIES];
+    int lane = entry % KV_PAGE_ENTRIES, dim = pool->shape.head_dim;
+    if (pool->shape.half) {
+        for (int k = 0; k < dim; k++) key[k] = kv_half_wide(((const uint16_t *)page)[k * KV_PAGE_ENTRIES + lane]);
+    } else {
+        for (int k = 0; k < dim; k++) key[k] = ((const float *)page)[k * KV_PAGE_ENTRIES + lane];
+    }
+}
+
+void kv_value_write(const struct kv_pool *pool, const struct kv_list *list, int entry, const float *value)
+{
+    void *to = kv_entry_value(pool, list, entry);
+    int dim = pool->shape.head_dim;
+    if (pool->shape.half) {
+        for (int k = 0; k < dim; k++) ((uint16_t *)to)[k] = kv_half_of(value[k]);
+    } else {
+        memcpy(to, value, (size_t)dim * sizeof *value);
+    }
+}
+
+void kv_value_read(const struct kv_pool *pool, const struct kv_list *list, int entry, float *value)
+{
+    const void *from = kv_entry_value(pool, list, entry);
+    int dim = pool->shape.head_dim;
+    if (pool->shape.half) {
+        for (int k = 0; k < dim; k++) value[k] = kv_half_wide(((const uint16_t *)from)[k]);
+    } else {
+        memcpy(value, from, (size_t)dim * sizeof *value);
+    }
 }
 
 void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int first_position, const float *key,
@@ -253,10 +320,9 @@ void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int
         struct kv_list *list = kv_list_of(pool, seq, layer, h);
         for (int t = 0; t < tokens; t++) {
             int64_t row = ((int64_t)t * heads + h) * dim;
-            float *to = kv_entry_key(list, list->entries);
-            for (int k = 0; k < dim; k++) to[k * KV_PAGE_ENTRIES] = key[row + k];
-            memcpy(kv_entry_value(list, list->entries, dim), value + row, (size_t)dim * sizeof *value);
-            *kv_entry_position(list, list->entries, dim) = first_position + t;
+            kv_key_write(pool, list, list->entries, key + row);
+            kv_value_write(pool, list, list->entries, value + row);
+            *kv_entry_position(pool, list, list->entries) = first_position + t;
             list->entries++;
         }
     }
@@ -277,7 +343,8 @@ void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head)
 {
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
-    return (struct kv_view){.pages = list->pages, .entries = list->entries};
+    return (struct kv_view){
+        .pages = (const void *const *)list->pages, .entries = list->entries, .half = pool->shape.half};
 }
 
 int kv_tokens_seen(const struct kv_seq *seq)
@@ -305,14 +372,9 @@ void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int laye
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
     int dim = pool->shape.head_dim;
     for (int e = 0; e < list->entries; e++) {
-        if (keys != NULL) {
-            const float *from = kv_entry_key(list, e);
-            for (int k = 0; k < dim; k++) keys[(int64_t)e * dim + k] = from[k * KV_PAGE_ENTRIES];
-        }
-        if (values != NULL) {
-            memcpy(values + (int64_t)e * dim, kv_entry_value(list, e, dim), (size_t)dim * sizeof *values);
-        }
-        if (positions != NULL) positions[e] = *kv_entry_position(list, e, dim);
+        if (keys != NULL) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
+        if (values != NULL) kv_value_read(pool, list, e, values + (int64_t)e * dim);
+        if (positions != NULL) positions[e] = *kv_entry_position(pool, list, e);
     }
 }
 
@@ -340,7 +402,7 @@ int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries)
 
 int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq)
 {
-    return seq->held * pool->page_floats * (int64_t)sizeof(float);
+    return seq->held * pool->page_bytes;
 }
 
 int64_t kv_seq_entries(const struct kv_seq *seq)
@@ -352,10 +414,10 @@ int64_t kv_seq_entries(const struct kv_seq *seq)
 
 int64_t kv_pool_reserved_bytes(const struct kv_pool *pool)
 {
-    return pool->pages * pool->page_floats * (int64_t)sizeof(float);
+    return pool->pages * pool->page_bytes;
 }
 
 int64_t kv_pool_workspace_bytes(const struct kv_pool *pool)
 {
-    return pool->workspace_bytes + compact_work_bytes(pool->work);
+    return pool->workspace_bytes + pool->threads * compact_work_bytes(pool->scratch[0].work);
 }

@@ -203,7 +203,7 @@ static void trace_run(const struct traced *run, const struct compact_kernels *ke
     plan_build(&policy, layer_budget);
 
     /* No more pages than admission by budget sets aside for one such sequence: budget + interval entries a head. */
-    const struct kv_shape shape = {LAYERS, HEADS, GROUP, DIM, WINDOW, STEPS, 1};
+    const struct kv_shape shape = {LAYERS, HEADS, GROUP, DIM, WINDOW, STEPS, 1, 0, 1};
     const int64_t page_bytes = KV_PAGE_ENTRIES * (2 * DIM + 1) * (int64_t)sizeof(float);
     const int64_t pages = LAYERS * HEADS * (BUDGET + INTERVAL + KV_PAGE_ENTRIES - 1) / KV_PAGE_ENTRIES;
     struct kv_pool *pool;
@@ -224,13 +224,14 @@ static void trace_run(const struct traced *run, const struct compact_kernels *ke
         ck_assert_msg(due == (line != NULL), "%s t=%d: compaction due: expected %d, got %d", run->name, t, line != NULL,
                       due);
         if (!due) continue;
-        struct kv_compaction_stats stats;
-        ck_assert_msg(kv_compact(pool, seq, &policy, layer_budget, 0, kernels, &stats, &err) == 0, "%s", err.text);
+        struct kv_due now = {.seq = seq, .policy = &policy, .layer_budget = layer_budget};
+        kv_compact(pool, &now, 1, kernels, NULL);
+        ck_assert_msg(now.rc == 0, "%s", now.err.text);
         cache_compare(pool, seq, line);
         ck_assert_msg(kv_check(pool, &err) == 0, "%s", err.text);
-        ck_assert_int_eq(stats.kept_entries, kv_seq_entries(seq));
+        ck_assert_int_eq(now.stats.kept_entries, kv_seq_entries(seq));
         compactions++;
-        evicted += stats.evicted_entries;
+        evicted += now.stats.evicted_entries;
     }
     ck_assert_uint_eq(compactions, (STEPS - BUDGET) / INTERVAL);
     ck_assert_int_eq(evicted + kv_seq_entries(seq), (int64_t)STEPS * LAYERS * HEADS);

@@ -12,6 +12,7 @@
 typedef float __m512 __attribute__((vector_size(64)));
 typedef int __m512i __attribute__((vector_size(64)));
 typedef uint16_t __m512bh __attribute__((vector_size(64)));
+typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
 
 #define SHIM static inline __attribute__((always_inline, unused))
@@ -126,6 +127,13 @@ SHIM float shim_widen(uint16_t half)
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+SHIM __m512 _mm512_cvtpbh_ps(__m256bh half)
+{
+    __m512 wide;
+    for (int i = 0; i < 16; i++) wide[i] = shim_widen(half[i]);
+    return wide;
 }
 
 SHIM __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b)

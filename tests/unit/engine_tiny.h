@@ -24,10 +24,14 @@ static inline const char *tiny_path(const char *relative)
     return path;
 }
 
+/* How tests that go over it store K and V. */
+static const char *tiny_kv_type = "f32";
+
 static inline struct engine *tiny_open(const char *kernels, int max_batch, int threads, int chunk, int64_t kv_bytes)
 {
     struct engine_options options = {.model_folder = tiny_path("models/tiny-reasoner"),
                                      .kernels = kernels,
+                                     .kv_type = tiny_kv_type,
                                      .threads = threads,
                                      .max_batch = max_batch,
                                      .prefill_chunk_tokens = chunk,

@@ -39,7 +39,37 @@ static inline void fixture_rows(int kind, uint64_t sample, int layer, int heads,
 
 static inline int64_t fixture_page_bytes(const struct kv_shape *shape)
 {
-    return KV_PAGE_ENTRIES * ((int64_t)2 * shape->head_dim + 1) * (int64_t)sizeof(float);
+    return KV_PAGE_ENTRIES * ((int64_t)2 * shape->head_dim * (shape->half ? 2 : 4) + 4);
+}
+
+/* What the cache gives back of a number: itself, or the nearest bf16 (found by counting, not by the trick of bits). */
+static inline float fixture_stored(const struct kv_shape *shape, float number)
+{
+    if (!shape->half || number == 0.0f) return number;
+    int exponent;
+    double fraction = frexp((double)number, &exponent);
+    return (float)ldexp(nearbyint(ldexp(fraction, 8)), exponent - 8);
+}
+
+static inline float fixture_number(const struct kv_shape *shape, const void *page, int index)
+{
+    if (!shape->half) return ((const float *)page)[index];
+    uint32_t bits = (uint32_t)((const uint16_t *)page)[index] << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* kv_compact of one sequence on this thread. */
+static inline int fixture_compact(struct kv_pool *pool, struct kv_seq *seq, const struct policy *policy,
+                                  const int64_t *layer_budget, uint64_t seed, struct kv_compaction_stats *stats,
+                                  struct kvf_err *err)
+{
+    struct kv_due due = {.seq = seq, .policy = policy, .layer_budget = layer_budget, .seed = seed};
+    kv_compact(pool, &due, 1, NULL, NULL);
+    *stats = due.stats;
+    *err = due.err;
+    return due.rc;
 }
 
 static inline struct kv_pool *fixture_pool(const struct kv_shape *shape, int64_t pages)
@@ -150,22 +180,23 @@ static inline void plain_compare(const struct plain *plain, const struct kv_shap
             ck_assert_int_eq(view.entries, count);
             kv_read_head(pool, seq, l, h, keys, values, positions);
             for (int e = 0; e < count; e++) {
-                const float *page = view.pages[e / KV_PAGE_ENTRIES];
+                const unsigned char *page = view.pages[e / KV_PAGE_ENTRIES];
                 int lane = e % KV_PAGE_ENTRIES;
                 /* Not an assertion each: Check tells its parent of every one, and these are millions. */
-                int32_t in_page = ((const int32_t *)(page + 2 * KV_PAGE_ENTRIES * dim))[lane];
+                int32_t in_page = ((const int32_t *)(page + fixture_page_bytes(shape)))[lane - KV_PAGE_ENTRIES];
                 if (positions[e] != wanted[e] || in_page != wanted[e]) {
                     ck_abort_msg("layer %d head %d entry %d: expected position %d, got %d, in its page %d", l, h, e,
                                  wanted[e], positions[e], in_page);
                 }
                 for (int k = 0; k < dim; k++) {
-                    float key = fixture_element(ROW_KEY, plain->sample, l, h, wanted[e], k);
-                    float value = fixture_element(ROW_VALUE, plain->sample, l, h, wanted[e], k);
-                    if (keys[e * dim + k] != key || page[k * KV_PAGE_ENTRIES + lane] != key) {
+                    float key = fixture_stored(shape, fixture_element(ROW_KEY, plain->sample, l, h, wanted[e], k));
+                    float value = fixture_stored(shape, fixture_element(ROW_VALUE, plain->sample, l, h, wanted[e], k));
+                    if (keys[e * dim + k] != key || fixture_number(shape, page, k * KV_PAGE_ENTRIES + lane) != key) {
                         ck_abort_msg("layer %d head %d entry %d: key[%d] is not that of position %d", l, h, e, k,
                                      wanted[e]);
                     }
-                    if (values[e * dim + k] != value || page[(KV_PAGE_ENTRIES + lane) * dim + k] != value) {
+                    if (values[e * dim + k] != value ||
+                        fixture_number(shape, page, (KV_PAGE_ENTRIES + lane) * dim + k) != value) {
                         ck_abort_msg("layer %d head %d entry %d: value[%d] is not that of position %d", l, h, e, k,
                                      wanted[e]);
                     }

@@ -88,13 +88,22 @@ static void matrix_free(struct matrix *m)
     free((void *)m->bias.data);
 }
 
+static void *panel_memory(const struct weight *const *weights, int count)
+{
+    size_t bytes = (size_t)panels_bytes(weights, count);
+    void *memory = aligned_alloc(64, bytes);
+    ck_assert_ptr_nonnull(memory);
+    return memset(memory, 0, bytes);
+}
+
 static void gemm_check(const struct cpu_ops *ops, enum model_dtype dtype, int rows, int outputs, int inputs, int biased,
                        int add)
 {
     struct matrix m = matrix_new(outputs, inputs, dtype);
     const struct weight *weight = &m.weight, *bias = &m.bias;
     struct panels panels;
-    ck_assert_int_eq(panels_pack(&panels, ops->bf16_kind, &weight, biased ? &bias : NULL, 1, NULL), 0);
+    void *memory = panel_memory(&weight, 1);
+    ck_assert_int_eq(panels_pack(&panels, ops->bf16_kind, &weight, biased ? &bias : NULL, 1, memory, NULL), 0);
     int64_t in_stride = inputs + 5, out_stride = outputs + 3;
     float *in = random_floats((size_t)(rows * in_stride)), *out = random_floats((size_t)(rows * out_stride));
     int64_t half_stride = in_stride + in_stride % 2;
@@ -138,6 +147,7 @@ static void gemm_check(const struct cpu_ops *ops, enum model_dtype dtype, int ro
     free(out);
     free(half);
     free(before);
+    free(memory);
     panels_free(&panels);
     matrix_free(&m);
 }
@@ -164,7 +174,8 @@ START_TEST(stacked_weights)
     const struct weight *weights[] = {&q.weight, &k.weight};
     const struct weight none = {0}, *biases[] = {&none, &k.bias};
     struct panels panels;
-    ck_assert_int_eq(panels_pack(&panels, PANEL_BF16, weights, biases, 2, NULL), 0);
+    void *memory = panel_memory(weights, 2);
+    ck_assert_int_eq(panels_pack(&panels, PANEL_BF16, weights, biases, 2, memory, NULL), 0);
     ck_assert_int_eq(panels.kind, PANEL_F32); /* one of them is not bf16 */
     ck_assert_int_eq(panels.outputs, 26);
     ck_assert_int_eq(panels.count, 2);
@@ -174,6 +185,7 @@ START_TEST(stacked_weights)
     for (int o = 0; o < 20; o++) ck_assert_float_eq(out[o], q.values[o * 8 + 3]);
     for (int o = 0; o < 6; o++) ck_assert_float_eq(out[20 + o], k.values[o * 8 + 3] + ((const float *)k.bias.data)[o]);
     panels_free(&panels);
+    free(memory);
     matrix_free(&q);
     matrix_free(&k);
 }
@@ -181,7 +193,7 @@ END_TEST
 
 /* ---- attention ---- */
 
-static void attend_check(const struct cpu_ops *ops, int entries, int group, int d)
+static void attend_check(const struct cpu_ops *ops, enum page_kind kind, int entries, int group, int d)
 {
     int count = (entries + CPU_PAGE_ENTRIES - 1) / CPU_PAGE_ENTRIES;
     float **pages = malloc((size_t)count * sizeof *pages);
@@ -195,11 +207,25 @@ static void attend_check(const struct cpu_ops *ops, int entries, int group, int 
             }
         }
     }
+    /* The same numbers as bf16; the reference below then reads what was rounded. */
+    uint16_t **halves = malloc((size_t)count * sizeof *halves);
+    for (int p = 0; p < count; p++) {
+        size_t numbers = (size_t)(2 * CPU_PAGE_ENTRIES * d);
+        halves[p] = calloc(numbers + 2 * CPU_PAGE_ENTRIES, sizeof **halves); /* positions follow in a page */
+        for (size_t i = 0; kind == PAGE_BF16 && i < numbers; i++) {
+            pages[p][i] = round_bf16(pages[p][i]);
+            uint32_t bits;
+            memcpy(&bits, &pages[p][i], sizeof bits);
+            halves[p][i] = (uint16_t)(bits >> 16);
+        }
+    }
     float *query = random_floats((size_t)(group * d)), *out = random_floats((size_t)(group * d));
     float *scratch = random_floats((size_t)(group * count * CPU_PAGE_ENTRIES));
     struct attention a = {.query = query,
-                          .pages = (const float *const *)pages,
-                          .upcoming = entries % 2 ? pages[0] : NULL,
+                          .kind = kind,
+                          .pages = kind == PAGE_F32 ? (const void *const *)pages : (const void *const *)halves,
+                          .upcoming = entries % 2 ? (const void *const *)pages : NULL,
+                          .upcoming_pages = entries % 2 ? count : 0,
                           .entries = entries,
                           .group = group,
                           .head_dim = d,
@@ -231,7 +257,11 @@ static void attend_check(const struct cpu_ops *ops, int entries, int group, int 
         }
     }
     free(weight);
-    for (int p = 0; p < count; p++) free(pages[p]);
+    for (int p = 0; p < count; p++) {
+        free(pages[p]);
+        free(halves[p]);
+    }
+    free(halves);
     free(pages);
     free(query);
     free(out);
@@ -245,7 +275,10 @@ START_TEST(attention)
     static const int dims[] = {4, 12, 16, 20, 32, 64, 68, 96, 128}, counts[] = {1, 2, 15, 16, 17, 31, 100, 333};
     for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
         for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
-            for (int group = 1; group <= 8; group++) attend_check(ops, counts[n], group, dims[d]);
+            for (int group = 1; group <= 8; group++) {
+                attend_check(ops, PAGE_F32, counts[n], group, dims[d]);
+                attend_check(ops, PAGE_BF16, counts[n], group, dims[d]);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 /* The same request gives the same tokens and the same logits' bits alone, in any batch, beside any neighbours, with any
- * prefill chunk and number of threads: for every policy, with compaction on, greedy and drawn; for every kernel set. */
+ * prefill chunk and number of threads: for every policy, with compaction on, greedy and drawn; for every kernel set and both
+ * kinds of cache. */
 #include "tests/unit/engine_tiny.h"
 
 static const char *const policies[] = {"full",  "streaming", "snapkv", "rkv", "reasonalloc", "reasonalloc-relative",
@@ -84,7 +85,8 @@ static void arrangement_check(const char *kernels, const struct arrangement *how
 
 START_TEST(same_alone_and_in_any_batch)
 {
-    const char *kernels = engine_kernel_set(_i);
+    const char *kernels = engine_kernel_set(_i / 2);
+    tiny_kv_type = _i % 2 ? "bf16" : "f32";
     if (kernels == NULL) return;
     int max_new_tokens = strcmp(kernels, "plain") == 0 ? 60 : 150; /* 60: still a compaction of each */
     size_t count = sizeof arrangements / sizeof *arrangements;
@@ -163,7 +165,7 @@ int main(void)
     Suite *suite = suite_create("engine invariance");
     TCase *tc = tcase_create("invariance");
     tcase_set_timeout(tc, 900);
-    tcase_add_loop_test(tc, same_alone_and_in_any_batch, 0, 3);
+    tcase_add_loop_test(tc, same_alone_and_in_any_batch, 0, 6);
     tcase_add_test(tc, budget_of_the_whole_length_is_full_cache);
     tcase_add_test(tc, policies_differ);
     suite_add_tcase(suite, tc);

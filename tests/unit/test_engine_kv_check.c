@@ -47,7 +47,7 @@ END_TEST
 
 START_TEST(page_free_and_used)
 {
-    pool->free[pool->free_count - 1] = (int32_t)((first->lists[1].pages[0] - pool->slab) / pool->page_floats);
+    pool->free[pool->free_count - 1] = (int32_t)((first->lists[1].pages[0] - pool->slab) / pool->page_bytes);
     damage_assert("on the free list");
 }
 END_TEST
@@ -90,7 +90,7 @@ START_TEST(page_pointer_outside_the_slab)
     damage_assert("not a page of the slab");
     first->lists[0].pages[0] = NULL;
     damage_assert("not a page of the slab");
-    first->lists[0].pages[0] = pool->slab + pool->pages * pool->page_floats;
+    first->lists[0].pages[0] = pool->slab + pool->pages * pool->page_bytes;
     damage_assert("not a page of the slab");
 }
 END_TEST
@@ -134,7 +134,7 @@ END_TEST
 
 START_TEST(positions_out_of_order)
 {
-    int32_t *position = kv_entry_position(&second->lists[2], 17, shape.head_dim);
+    int32_t *position = kv_entry_position(pool, &second->lists[2], 17);
     ck_assert_int_eq(*position, 17);
     *position = 16;
     damage_assert("sequence 1 layer 1 head 0 entry 17");

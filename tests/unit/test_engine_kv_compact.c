@@ -35,7 +35,7 @@ static struct kv_compaction_stats compact(struct kv_pool *pool, struct kv_seq *s
     struct kvf_err err = {""};
     plan_of(policy, budget, layer_budget);
     int64_t before = kv_seq_entries(seq);
-    ck_assert_msg(kv_compact(pool, seq, policy, layer_budget, seed, NULL, &stats, &err) == 0, "%s", err.text);
+    ck_assert_msg(fixture_compact(pool, seq, policy, layer_budget, seed, &stats, &err) == 0, "%s", err.text);
     ck_assert_int_eq(stats.kept_entries, kv_seq_entries(seq));
     ck_assert_int_eq(stats.evicted_entries, before - kv_seq_entries(seq));
     return stats;
@@ -274,7 +274,7 @@ START_TEST(window_beyond_the_ring_is_refused)
     const int64_t layer_budget[2] = {144, 144};
     fixture_append(pool, &shape, seq, 1, 80);
     plain_append(&plain, &shape, 80);
-    ck_assert_int_eq(kv_compact(pool, seq, &policy, layer_budget, 1, NULL, &stats, &err), KVF_EINVAL);
+    ck_assert_int_eq(fixture_compact(pool, seq, &policy, layer_budget, 1, &stats, &err), KVF_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "window"));
     plain_compare(&plain, &shape, pool, seq);
     plain_free(&plain);
@@ -311,7 +311,7 @@ START_TEST(budget_too_small_is_refused)
     struct kvf_err err = {""};
     const int64_t layer_budget[2] = {3 * 9 - 1, 3 * 9 - 1};
     fixture_append(pool, &shape, seq, 1, 80);
-    ck_assert_int_eq(kv_compact(pool, seq, &policy, layer_budget, 1, NULL, &stats, &err), KVF_EINVAL);
+    ck_assert_int_eq(fixture_compact(pool, seq, &policy, layer_budget, 1, &stats, &err), KVF_EINVAL);
     ck_assert_int_eq(kv_seq_entries(seq), 80 * LISTS);
     fixture_check(pool);
     kv_pool_destroy(&pool);

@@ -8,13 +8,13 @@
 #define PAGES     90
 #define ROUNDS    600
 
-static const struct kv_shape shape = {.layers = 2,
-                                      .kv_heads = 2,
-                                      .group = 2,
-                                      .head_dim = 8,
-                                      .window_tokens = 8,
-                                      .max_entries = 300,
-                                      .max_sequences = SEQUENCES};
+static struct kv_shape shape = {.layers = 2,
+                                .kv_heads = 2,
+                                .group = 2,
+                                .head_dim = 8,
+                                .window_tokens = 8,
+                                .max_entries = 300,
+                                .max_sequences = SEQUENCES};
 
 static const char *const policies[POLICIES] = {
     "streaming", "snapkv:window=5", "rkv", "reasonalloc", "reasonalloc-relative:window=3,sinks=2", "random:sinks=1"};
@@ -84,7 +84,7 @@ static void plain_compact(struct soak *soak, struct place *place, int layer)
         head_positions[h] = positions;
         for (int e = 0; e < entries[h]; e++) {
             fixture_rows(ROW_KEY, plain->sample, layer, 2, dim, positions[e], 1, queries);
-            memcpy(keys[h] + (ptrdiff_t)e * dim, queries + (ptrdiff_t)h * dim, (size_t)dim * sizeof(float));
+            for (int k = 0; k < dim; k++) keys[h][e * dim + k] = fixture_stored(&shape, queries[h * dim + k]);
         }
     }
     int rows = plain->seen < shape.window_tokens ? plain->seen : shape.window_tokens;
@@ -127,8 +127,8 @@ static void place_compact(struct soak *soak, struct place *place)
     struct kv_compaction_stats stats;
     struct kvf_err err = {""};
     int64_t before = kv_seq_entries(place->seq);
-    int rc = kv_compact(soak->pool, place->seq, &place->policy, place->layer_budget, place->plain.sample, NULL, &stats,
-                        &err);
+    int rc =
+        fixture_compact(soak->pool, place->seq, &place->policy, place->layer_budget, place->plain.sample, &stats, &err);
     ck_assert_msg(rc == 0, "%s", err.text);
     for (int l = 0; l < shape.layers; l++) plain_compact(soak, place, l);
     ck_assert_int_eq(stats.evicted_entries, before - kv_seq_entries(place->seq));
@@ -158,6 +158,7 @@ static void place_append(struct soak *soak, struct place *place)
 
 START_TEST(soak_against_plain_model)
 {
+    shape.half = _i % 2;
     struct soak soak = {.state = (uint64_t)_i * 77 + 5};
     soak.pool = fixture_pool(&shape, PAGES);
     soak.work = compact_work_new(2, shape.group, shape.head_dim, shape.window_tokens, shape.max_entries);
