@@ -24,10 +24,18 @@ struct compact_input {
     int group; /* query heads per kv head */
     int head_dim;
     const float *const *keys;        /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const float *const *values;      /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
+    const float *const *mass;        /* [kv_head] -> [entry] attention received since the entry was appended: the sum
+                                      * over steps of the mean over the group of the softmax; NULL unless needed */
     const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */
     const int *entries;              /* [kv_head] n_i */
     const float *queries; /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
     int query_rows;       /* rows valid in `queries`; the window is min(policy window, query_rows) */
+    int32_t query_position; /* logical position of the newest query */
+    const float *rope_frequency; /* [head_dim / 2] radians a position, pairs (i, i + head_dim / 2); NULL unless needed */
+    const float *output;         /* [kv_heads * group][head_dim][hidden]: the output projection, transposed a head at a
+                                  * time, so that a value's image is sum_k v[k] * output[q][k]; NULL unless needed */
+    int hidden;                  /* columns of `output` */
     int64_t layer_budget; /* B_l, window and sinks of all heads included */
     uint64_t random_key;  /* for SCORER_RANDOM: sample seed mixed with the layer */
 };
