@@ -30,6 +30,14 @@ enum policy_scores {
     SCORES_RAW,      /* scores as they are */
     SCORES_RELATIVE, /* scores * n_i: fair between heads of different length */
 };
+/* How the query heads of a group become one score for their kv head. */
+enum policy_reduce {
+    REDUCE_METHOD,    /* as the scorer's source has it */
+    REDUCE_MAX_LOGIT, /* R-KV: largest logit of the group, then the softmax over the entries before the window */
+    REDUCE_MEAN_PROB, /* SnapKV, Ada-KV: mean of softmaxes over all entries that the query sees */
+    REDUCE_MAX_PROB,  /* the same, the largest */
+};
+enum policy_pool { POOL_MAX, POOL_AVG };
 
 #define POLICY_NAME_MAX 160
 struct policy {
@@ -40,7 +48,13 @@ struct policy {
     enum policy_scores scores;
     int window_tokens;          /* W, last entries that always stay */
     int sinks_tokens;           /* first entries that always stay */
-    int kernel;                 /* width of the max pooling, odd */
+    int kernel;                 /* width of the pooling over neighbours, odd */
+    enum policy_reduce reduce;  /* attention scorers */
+    enum policy_pool pool;      /* attention scorers */
+    double recent_share;        /* h2o: share of a head's kept entries that recency decides */
+    double first_share;         /* critical-kv: share of a head's kept candidates that attention alone decides */
+    int future_tokens;          /* expected-attention: positions to come that a rotation is averaged over */
+    double epsilon;             /* expected-attention: added to a probability before it is weighted by ||v|| */
     double lambda;              /* weight of importance */
     double similarity;          /* cosine above which two keys are the same, T */
     double gamma;               /* layer smoothing power */

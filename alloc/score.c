@@ -56,8 +56,8 @@ struct compact_kernels compact_kernels_plain(void)
     return (struct compact_kernels){.dot_rows = dot_rows_plain, .exp_rows = exp_rows_plain};
 }
 
-/* x[j] := exp(x[j] - max) and returns the sum. n >= 1. Eight maxima and eight sums, as in dot_rows_plain. */
-static float exp_shifted(const struct compact_kernels *kernels, float *x, int n)
+/* Eight maxima and eight sums, as in dot_rows_plain. */
+float score_exp(const struct compact_kernels *kernels, float *x, int n)
 {
     float top[DOT_LANES], sum[DOT_LANES] = {0};
     for (int lane = 0; lane < DOT_LANES; lane++) top[lane] = x[0];
@@ -85,10 +85,12 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
         kernels->dot_rows(query, keys, past, d, logit);
         for (int g = 1; g < group; g++) {
             kernels->dot_rows(query + (int64_t)g * d, keys, past, d, other);
-            for (int j = 0; j < past; j++) logit[j] = other[j] > logit[j] ? other[j] : logit[j];
+            /* A NaN wins and stays, so that it reaches the caller, who reports it. */
+            for (int j = 0; j < past; j++)
+                logit[j] = (other[j] > logit[j]) | (other[j] != other[j]) ? other[j] : logit[j];
         }
         for (int j = 0; j < past; j++) logit[j] *= scale;
-        const float share = 1.0f / (exp_shifted(kernels, logit, past) * (float)rows);
+        const float share = 1.0f / (score_exp(kernels, logit, past) * (float)rows);
         for (int j = 0; j < past; j++) importance[j] += logit[j] * share;
     }
 }
@@ -100,6 +102,16 @@ void score_max_pool(const float *in, int n, int kernel, float *out)
         for (int j = shift; j < n; j++) out[j] = in[j - shift] > out[j] ? in[j - shift] : out[j];
         for (int j = 0; j + shift < n; j++) out[j] = in[j + shift] > out[j] ? in[j + shift] : out[j];
     }
+}
+
+void score_avg_pool(const float *in, int n, int kernel, float *out)
+{
+    memcpy(out, in, (size_t)n * sizeof *out);
+    for (int shift = 1; shift <= kernel / 2 && shift < n; shift++) {
+        for (int j = shift; j < n; j++) out[j] += in[j - shift];
+        for (int j = 0; j + shift < n; j++) out[j] += in[j + shift];
+    }
+    for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
 
 /* Newest entry after i whose cosine with i is above the threshold; -1 if there is none. */
@@ -161,7 +173,7 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
     }
     for (int j = 0; j < n; j++) redundancy[j] = column[j] / (float)n;
     if (column != redundancy) memcpy(column, redundancy, (size_t)n * sizeof *column);
-    const float total = exp_shifted(kernels, redundancy, n);
+    const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;
 }
 

@@ -9,6 +9,9 @@
 /* The plain C members for what the engine did not lend. */
 struct compact_kernels compact_kernels_plain(void);
 
+/* x[j] := exp(x[j] - max x) and returns the sum: a softmax but for the division. n >= 1. */
+float score_exp(const struct compact_kernels *kernels, float *x, int n);
+
 /* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
  * keys [n][d]; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch [2 * past]. */
 void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
@@ -16,6 +19,8 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
 
 /* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
 void score_max_pool(const float *in, int n, int kernel, float *out);
+/* out[j] = sum over the same neighbours / kernel: what lies outside counts as 0. */
+void score_avg_pool(const float *in, int n, int kernel, float *out);
 
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
