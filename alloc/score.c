@@ -177,6 +177,16 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
     for (int j = 0; j < n; j++) redundancy[j] /= total;
 }
 
+float score_l1(const float *x, int d)
+{
+    float sum[DOT_LANES] = {0};
+    int k = 0;
+    for (; k + DOT_LANES <= d; k += DOT_LANES)
+        for (int lane = 0; lane < DOT_LANES; lane++) sum[lane] += fabsf(x[k + lane]);
+    for (int lane = 0; k + lane < d; lane++) sum[lane] += fabsf(x[k + lane]);
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
 float score_random(uint64_t key, int head, int32_t position)
 {
     uint64_t z = key + 0x9E3779B97F4A7C15u * (((uint64_t)(uint32_t)head << 32 | (uint32_t)position) + 1);

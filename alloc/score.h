@@ -30,6 +30,9 @@ void score_avg_pool(const float *in, int n, int kernel, float *out);
 void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
                       float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);
 
+/* sum_k |x[k]|, k < d. */
+float score_l1(const float *x, int d);
+
 /* A number in [0, 1) for entry `position` of `head`, by a counter-based hash of `key`. */
 float score_random(uint64_t key, int head, int32_t position);
 
