@@ -104,12 +104,13 @@ void score_max_pool(const float *in, int n, int kernel, float *out)
     }
 }
 
+/* Every sum from its oldest neighbour on: equal neighbourhoods give equal floats, and ties stay ties. */
 void score_avg_pool(const float *in, int n, int kernel, float *out)
 {
-    memcpy(out, in, (size_t)n * sizeof *out);
-    for (int shift = 1; shift <= kernel / 2 && shift < n; shift++) {
-        for (int j = shift; j < n; j++) out[j] += in[j - shift];
-        for (int j = 0; j + shift < n; j++) out[j] += in[j + shift];
+    memset(out, 0, (size_t)n * sizeof *out);
+    for (int shift = -(kernel / 2); shift <= kernel / 2; shift++) {
+        const int begin = shift < 0 ? -shift : 0, end = shift < 0 ? n : n - shift;
+        for (int j = begin; j < end; j++) out[j] += in[j + shift];
     }
     for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
