@@ -16,14 +16,15 @@
 static void turn_fill(const float *frequency, int d, int window, int future, float *turn)
 {
     const int half = d / 2;
-    for (int w = 0; w < window; w++)
-        for (int i = 0; i < half; i++) {
-            const double f = (double)frequency[i], sine = sin(f / 2);
-            const double length = sine == 0 ? 1 : sin(future * f / 2) / (future * sine);
+    for (int i = 0; i < half; i++) {
+        const double f = (double)frequency[i], sine = sin(f / 2);
+        const double length = sine == 0 ? 1 : sin(future * f / 2) / (future * sine);
+        for (int w = 0; w < window; w++) {
             const double middle = (window - 1 - w + (future + 1) / 2.0) * f;
             turn[(int64_t)w * d + i] = (float)(length * cos(middle));
             turn[(int64_t)w * d + half + i] = (float)(length * sin(middle));
         }
+    }
 }
 
 static void turn_apply(const float *turn, const float *query, int d, float *out)
