@@ -159,7 +159,8 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
         for (int k = 0; k < d; k++) sum[k] += to[k];
     }
     kernels->dot_rows(sum, unit, n, d, column);
-    for (int i = 0; i < n; i++) relieved[i] = similar_after(kernels, unit, n, d, i, (float)threshold);
+    for (int i = 0; i < n; i++)
+        relieved[i] = isinf(threshold) ? 0 : similar_after(kernels, unit, n, d, i, (float)threshold);
     /* From the last entry on: those before i still say what they found after themselves. */
     for (int i = n - 1; i >= 0; i--)
         if (relieved[i] < 0) relieved[i] = similar_before(kernels, unit, d, i, (float)threshold, relieved);

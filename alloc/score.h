@@ -25,7 +25,8 @@ void score_avg_pool(const float *in, int n, int kernel, float *out);
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
  * exists: column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit, a
- * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. unit:
+ * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. Threshold
+ * INFINITY: nothing is similar, and no row is scanned. unit:
  * scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
 void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
                       float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);

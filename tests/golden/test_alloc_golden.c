@@ -4,7 +4,7 @@
 
 #include "alloc/apportion.h"
 #include "alloc/compact.h"
-#include "alloc/profile.h"
+#include "alloc/plan.h"
 #include "alloc/route.h"
 #include "alloc/score.h"
 #include "alloc/select.h"
@@ -213,11 +213,12 @@ START_TEST(head_routing_equals_reference)
             policy.sinks_tokens = sinks;
             policy.beta = golden_real(row, "beta");
             policy.mu = golden_real(row, "mu");
-            int entries[64], candidates[64], cap[64], total = 0, held = 0, binds = 0;
+            int entries[64], candidates[64], always[64], cap[64], total = 0, held = 0, binds = 0;
             const json_t *caps = json_object_get(row, "cap");
             for (int h = 0; h < heads; h++) {
                 entries[h] = (int)json_integer_value(json_array_get(json_object_get(row, "n"), (size_t)h));
-                candidates[h] = entries[h] - window - sinks > 0 ? entries[h] - window - sinks : 0;
+                always[h] = window + sinks;
+                candidates[h] = entries[h] - always[h] > 0 ? entries[h] - always[h] : 0;
                 cap[h] = json_is_array(caps) ? (int)json_integer_value(json_array_get(caps, (size_t)h)) : entries[h];
                 binds += cap[h] < entries[h];
                 total += candidates[h];
@@ -235,8 +236,14 @@ START_TEST(head_routing_equals_reference)
                     rank[at] = score_rank(relative ? scores[at] * (float)entries[h] : scores[at]);
             struct route route;
             struct kvf_err err = {""};
-            int rc = route_reasonalloc(&policy, window, heads, entries, candidates, rank,
-                                       json_is_array(caps) ? cap : NULL, budget, &route, &err);
+            const struct route_input input = {.heads = heads,
+                                              .entries = entries,
+                                              .always = always,
+                                              .candidates = candidates,
+                                              .rank = rank,
+                                              .cap = json_is_array(caps) ? cap : NULL,
+                                              .layer_budget = budget};
+            int rc = route_reasonalloc(&policy, &input, &route, &err);
             if (json_object_get(expected, "error") != NULL) {
                 ck_assert_int_eq(rc, KVF_EINVAL);
                 free(rank);

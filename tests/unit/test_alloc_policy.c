@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/policy.h"
+#include "alloc/scorer.h"
 
 static struct policy parsed(const char *text)
 {
@@ -27,31 +28,61 @@ static void refused(const char *text, const char *first, const char *second)
 
 START_TEST(presets_are_what_the_papers_say)
 {
-    static const char *const names[] = {"full",  "streaming", "snapkv", "rkv", "reasonalloc", "reasonalloc-relative",
-                                        "random"};
-    for (int i = 0; i < 7; i++) {
-        ck_assert_str_eq(policy_preset_name(i), names[i]);
-        ck_assert_str_eq(parsed(names[i]).name, names[i]);
-        ck_assert_int_eq(policy_needs_profile(&(struct policy){.plan = parsed(names[i]).plan}), i == 4 || i == 5);
-    }
-    ck_assert_ptr_null(policy_preset_name(7));
+    int count = 0;
+    for (; policy_preset_name(count) != NULL; count++)
+        ck_assert_str_eq(parsed(policy_preset_name(count)).name, policy_preset_name(count));
+    ck_assert_int_eq(count, 13 + 11);
     ck_assert_ptr_null(policy_preset_name(-1));
+    for (int i = 0; scorer_at(i) != NULL; i++) {
+        ck_assert_int_eq(parsed(scorer_at(i)->name).scorer, i);
+        ck_assert_int_eq(scorer_find(scorer_at(i)->name, (int)strlen(scorer_at(i)->name)), i);
+    }
     ck_assert_int_eq(parsed("full").scorer, SCORER_NONE);
-    ck_assert_int_eq(parsed("random").scorer, SCORER_RANDOM);
+    ck_assert_str_eq(parsed("none").name, "full");
+    static const struct {
+        const char *name, *scorer, *parts;
+        enum policy_plan plan;
+        enum policy_router router;
+        enum policy_scores scores;
+        int profile, online;
+    } wanted[] = {
+        {"pyramid-rkv", "rkv", "+pyramid", PLAN_PYRAMID, ROUTER_UNIFORM, SCORES_RAW, 0, 0},
+        {"ada-rkv", "rkv", "+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+        {"layer-only", "rkv", "+wave", PLAN_WAVE, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
+        {"head-only", "rkv", "+reasonalloc", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RAW, 0, 0},
+        {"head-only-relative", "rkv", "+reasonalloc:scores=relative", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RELATIVE,
+         0, 0},
+        {"reasonalloc", "rkv", "+reasonalloc+wave", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RAW, 1, 0},
+        {"reasonalloc-relative", "rkv", "+wave+reasonalloc:scores=relative", PLAN_WAVE, ROUTER_REASONALLOC,
+         SCORES_RELATIVE, 1, 0},
+        {"zigzag-rkv", "rkv", "+zigzag", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
+        {"cake", "snapkv", "+cake", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW, 0, 1},
+        {"dynamic", "rkv", "+dynamic+reasonalloc", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW, 0, 1},
+        {"ada-snapkv", "snapkv", "+uniform+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+    };
+    for (int i = 0; i < 11; i++) {
+        char text[96];
+        snprintf(text, sizeof text, "%s%s", wanted[i].scorer, wanted[i].parts);
+        struct policy preset = parsed(wanted[i].name), same = parsed(text);
+        ck_assert_msg(memcmp(&preset, &same, sizeof preset) == 0, "%s is %s", text, same.name);
+        ck_assert_str_eq(scorer_at(preset.scorer)->name, wanted[i].scorer);
+        ck_assert(preset.plan == wanted[i].plan && preset.router == wanted[i].router);
+        ck_assert_int_eq(preset.scores, wanted[i].scores);
+        ck_assert_int_eq(policy_needs_profile(&preset), wanted[i].profile);
+        ck_assert_int_eq(policy_plan_is_online(&preset), wanted[i].online);
+    }
     struct policy streaming = parsed("streaming"), snapkv = parsed("snapkv"), policy = parsed("reasonalloc");
-    ck_assert_int_eq(streaming.scorer, SCORER_STREAMING);
     ck_assert_int_eq(streaming.sinks_tokens, 4);
     ck_assert_int_eq(streaming.window_tokens, 8);
-    ck_assert_int_eq(snapkv.scorer, SCORER_SNAPKV);
     ck_assert(snapkv.window_tokens == 8 && snapkv.kernel == 7 && snapkv.sinks_tokens == 0);
-    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_WAVE && policy.router == ROUTER_REASONALLOC);
+    ck_assert(policy.plan == PLAN_WAVE && policy.router == ROUTER_REASONALLOC);
     ck_assert(policy.window_tokens == 8 && policy.sinks_tokens == 0 && policy.kernel == 7);
     ck_assert(policy.lambda == 0.1 && policy.similarity == 0.5 && policy.gamma == 0.5 && policy.beta == 0.5);
     ck_assert(policy.clip_low == 0.25 && policy.clip_high == 2.0 && policy.mu == 0.25);
     ck_assert_int_eq(policy.scores, SCORES_RAW);
     ck_assert_int_eq(parsed("reasonalloc-relative").scores, SCORES_RELATIVE);
     policy = parsed("rkv");
-    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
+    ck_assert(policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
 }
 END_TEST
 

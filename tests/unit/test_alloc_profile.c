@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/profile.h"
+#include "alloc/plan.h"
 #include "tests/unit/random.h"
 
 #define HASH_A "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
