@@ -17,7 +17,8 @@
     row(expected_attention) \
     row(lava) \
     row(vatp) \
-    row(critical_kv)
+    row(critical_kv) \
+    row(cake_score)
 /* clang-format on */
 
 #define DECLARED(name) extern const struct scorer scorer_##name;

@@ -435,6 +435,33 @@ static int plain_critical_first(const struct policy *policy, int h, int keep, do
     return cut == next || cut - next > 2e-6;
 }
 
+static void plain_cake(const struct policy *policy)
+{
+    for (int h = 0; h < layer.heads; h++) {
+        const int past = past_of(h), n = layer.entries[h];
+        double sum[MOST_ENTRIES] = {0}, row[MOST_ROWS][MOST_ENTRIES];
+        for (int g = 0; g < layer.group; g++) {
+            for (int r = 0; r < layer.window; r++) {
+                for (int j = 0; j < n; j++)
+                    row[r][j] = j > past + r ? -INFINITY : dot(query_of(h, g, r), key_of(h, j)) / sqrt(layer.d);
+                softmax(row[r], n);
+            }
+            for (int j = 0; j < past; j++) {
+                double mean = 0, square = 0;
+                for (int r = 0; r < layer.window; r++) mean += row[r][j] / layer.window;
+                for (int r = 0; r < layer.window; r++) square += (row[r][j] - mean) * (row[r][j] - mean);
+                const double variance = layer.window > 1 ? square / (layer.window - 1) : 0;
+                sum[j] += (mean + 200 * variance) / layer.group;
+            }
+        }
+        for (int j = 0; j < past; j++) {
+            wide[h][j] = 0;
+            for (int i = 0; i < past; i++)
+                if (abs(i - j) <= policy->kernel / 2) wide[h][j] += sum[i] / policy->kernel;
+        }
+    }
+}
+
 /* ---- comparing ---- */
 
 static double tolerance_of(const double *score, int from, int past)
@@ -512,6 +539,7 @@ static const struct plain plains[] = {
     {"vatp", plain_vatp, NULL},
     {"expected-attention", plain_expected_attention, NULL},
     {"critical-kv", plain_critical, plain_critical_first},
+    {"cake-score", plain_cake, NULL},
 };
 enum { PLAINS = sizeof plains / sizeof plains[0] };
 
