@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/compact.h"
 #include "alloc/score.h"
 #include "alloc/scorer.h"
 #include "alloc/select.h"
@@ -485,16 +486,12 @@ static void scores_expect(const char *name, const struct output *out, int sinks)
     }
 }
 
-/* The `keep` best of both, which may differ only where the plain score is next to the cut. Returns whether they are
- * the same. */
-static int kept_expect(const char *name, const float *score, const double *plain, int sinks, int past, int keep)
+/* kept: `keep` candidates, ascending, which may differ from the plain scores' best only next to the cut. Returns
+ * whether they are the same. */
+static int kept_expect(const char *name, const int32_t *kept, const double *plain, int sinks, int past, int keep)
 {
-    uint32_t rank[MOST_ENTRIES];
-    int32_t kept[MOST_ENTRIES];
     int chosen[MOST_ENTRIES] = {0}, same = 1;
     double cut = INFINITY;
-    for (int j = sinks; j < past; j++) rank[j - sinks] = score_rank(score[j]);
-    ck_assert_int_eq(select_best(rank, past - sinks, keep, sinks, kept), keep);
     for (int j = sinks; j < past; j++) {
         int before = 0;
         for (int i = sinks; i < past; i++) before += plain[i] > plain[j] || (plain[i] == plain[j] && i < j);
@@ -503,12 +500,23 @@ static int kept_expect(const char *name, const float *score, const double *plain
     }
     const double tolerance = 2 * tolerance_of(plain, sinks, past);
     for (int i = 0; i < keep; i++) {
+        ck_assert(kept[i] >= sinks && kept[i] < past && (i == 0 || kept[i] > kept[i - 1]));
         if (chosen[kept[i]]) continue;
         same = 0;
         ck_assert_msg(fabs(plain[kept[i]] - cut) <= tolerance, "%s: keeps entry %d of score %.9g, the cut is %.9g",
                       name, kept[i], plain[kept[i]], cut);
     }
     return same;
+}
+
+/* The same for a head's float scores. */
+static int best_expect(const char *name, const float *score, const double *plain, int sinks, int past, int keep)
+{
+    uint32_t rank[MOST_ENTRIES];
+    int32_t kept[MOST_ENTRIES];
+    for (int j = sinks; j < past; j++) rank[j - sinks] = score_rank(score[j]);
+    ck_assert_int_eq(select_best(rank, past - sinks, keep, sinks, kept), keep);
+    return kept_expect(name, kept, plain, sinks, past, keep);
 }
 
 static struct policy policy_random(int sinks)
@@ -571,7 +579,7 @@ START_TEST(scorer_equals_plain_version)
             }
             compared += sure;
             unsure += !sure;
-            if (sure) same += kept_expect(plain->name, out.score[h], wide[h], policy.sinks_tokens, past, keep);
+            if (sure) same += best_expect(plain->name, out.score[h], wide[h], policy.sinks_tokens, past, keep);
         }
         output_free(&out);
         scratch_free(&scratch);
@@ -579,6 +587,62 @@ START_TEST(scorer_equals_plain_version)
     ck_assert_int_gt(compared, ROUNDS);
     ck_assert_msg(same * 100 >= compared * 97 && unsure * 20 <= compared, "%s: %d of %d kept sets equal, %d left out",
                   plain->name, same, compared, unsure);
+}
+END_TEST
+
+/* Through the whole compaction and every router that takes the scorer: each head keeps sinks, window, and the best of
+ * the rest as many as its budget leaves. */
+START_TEST(compaction_keeps_the_best)
+{
+    static const char *const routers[] = {"", "+ada", "+reasonalloc"};
+    const struct plain *plain = &plains[_i];
+    const struct scorer *scorer = scorer_named(plain->name);
+    const int one_router = scorer->shared_entries || scorer->incomparable;
+    int compared = 0, same = 0;
+    state = 400 + (uint64_t)_i;
+    for (int round = 0; round < 100; round++) {
+        layer_make(MOST_HEADS);
+        for (int h = 1; h < layer.heads && scorer->shared_entries; h++) {
+            const int n = layer.entries[h] = layer.entries[0];
+            memcpy(layer.positions[h], layer.positions[0], sizeof layer.positions[h]);
+            values_fill(layer.keys[h], n * layer.d, 1.0f);
+        }
+        char text[POLICY_NAME_MAX];
+        struct kvf_err err = {""};
+        struct policy policy;
+        const struct policy drawn = policy_random(next_int(0, 4));
+        snprintf(text, sizeof text, "%s%s", plain->name, one_router ? "" : routers[round % 3]);
+        ck_assert_msg(policy_parse(text, &policy, &err) == 0, "%s", err.text);
+        policy.window_tokens = layer.window;
+        policy.sinks_tokens = drawn.sinks_tokens;
+        policy.kernel = drawn.kernel, policy.reduce = drawn.reduce, policy.pool = drawn.pool;
+        policy.recent_share = drawn.recent_share, policy.first_share = drawn.first_share;
+        policy.future_tokens = drawn.future_tokens, policy.epsilon = drawn.epsilon;
+
+        const int sinks = policy.sinks_tokens, least = layer.window + sinks + 1;
+        int most = 1;
+        for (int h = 0; h < layer.heads; h++) most = layer.entries[h] > most ? layer.entries[h] : most;
+        struct compact_input in = layer_input(scorer);
+        in.layer_budget = (int64_t)layer.heads * next_int(least, most > least ? most : least);
+        struct compact_work *work = compact_work_new(layer.heads, layer.group, layer.d, layer.window, most);
+        const int32_t *kept[MOST_HEADS];
+        int count[MOST_HEADS], noop;
+        ck_assert_msg(compact_layer(&policy, &in, NULL, work, kept, count, &noop, &err) == 0, "%s: %s", text, err.text);
+        if (!noop) plain->score(&policy);
+        for (int h = 0; h < layer.heads && !noop; h++) {
+            const int n = layer.entries[h], past = past_of(h), keep = count[h] - layer.window - sinks;
+            if (count[h] == n) continue;
+            ck_assert_int_ge(keep, policy.router == ROUTER_ADA ? 0 : 1); /* Ada-KV's floor is 0 of a few candidates */
+            for (int j = 0; j < sinks; j++) ck_assert_int_eq(kept[h][j], j);
+            for (int j = 0; j < layer.window; j++) ck_assert_int_eq(kept[h][sinks + keep + j], past + j);
+            if (plain->first != NULL && !plain->first(&policy, h, keep, wide[h])) continue;
+            same += kept_expect(text, kept[h] + sinks, wide[h], sinks, past, keep);
+            compared++;
+        }
+        compact_work_destroy(&work);
+    }
+    ck_assert_int_gt(compared, 60);
+    ck_assert_int_ge(same * 100, compared * 97);
 }
 END_TEST
 
@@ -657,6 +721,7 @@ int main(void)
     TCase *tc = tcase_create("against plain versions");
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, scorer_equals_plain_version, 0, PLAINS);
+    tcase_add_loop_test(tc, compaction_keeps_the_best, 0, PLAINS);
     tcase_add_loop_test(tc, scores_are_numbers_where_little_is_there, 0, PLAINS);
     tcase_add_loop_test(tc, nan_is_not_hidden, 0, PLAINS);
     suite_add_tcase(suite, tc);
