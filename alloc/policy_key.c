@@ -167,8 +167,9 @@ void key_print(const struct policy_key *key, double value, char *text, size_t ca
         snprintf(text, cap, "%s", key->words[(int)value]);
         return;
     }
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, cap, "%.*g", key->kind == KEY_REAL ? digits : 17, value);
+    /* A whole number as such: %g would write 10 as 1e+01. */
+    for (int digits = value == floor(value) ? 17 : 1; digits <= 17; digits++) {
+        snprintf(text, cap, "%.*g", digits, value);
         if (strtod(text, NULL) == value) return;
     }
 }

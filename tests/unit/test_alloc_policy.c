@@ -102,6 +102,15 @@ START_TEST(parameters_are_set_and_named)
         {"reasonalloc-relative:scores=raw,mu=.5", "reasonalloc:mu=0.5"},
         {"reasonalloc:beta=-0", "reasonalloc:beta=0"},
         {"rkv:lambda=0.30000000000000004", "rkv:lambda=0.30000000000000004"},
+        {"rkv+wave+reasonalloc:beta=0.5,mu=0.25", "reasonalloc"},
+        {"rkv+reasonalloc+wave", "reasonalloc"},
+        {"rkv+uniform+uniform", "rkv"},
+        {"none+uniform", "full"},
+        {"snapkv+uniform+cake", "cake"},
+        {"head-only:scores=relative,beta=1", "head-only-relative:beta=1"},
+        {"lava+ada+cake:ema=0.5", "lava+cake+ada:ema=0.5"},
+        {"vatp:sinks=4", "vatp"},
+        {"rkv:reduce=method,prompt=at-first-interval,protect-prompt=0", "rkv"},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         struct policy a = parsed(same[i][0]), b = parsed(same[i][1]), again = parsed(a.name);
@@ -109,6 +118,15 @@ START_TEST(parameters_are_set_and_named)
         ck_assert_msg(memcmp(&a, &again, sizeof a) == 0, "%s reads back as %s", a.name, again.name);
     }
     ck_assert_str_eq(parsed("rkv:lambda=0.07").name, "rkv:lambda=0.07");
+    ck_assert_str_eq(parsed("snapkv+ada+pyramid:alpha=0.5,pyramid-beta=10,pool=avg").name,
+                     "snapkv+pyramid+ada:pool=avg,pyramid-beta=10,alpha=0.5");
+    policy = parsed("critical-kv+wave+ada:reduce=max-prob,pool=avg,floor=protect,demand=pooled,scores=relative,"
+                    "prompt=at-prefill,protect-prompt=1,stop-after-think=1");
+    ck_assert(policy.reduce == REDUCE_MAX_PROB && policy.pool == POOL_AVG && policy.floor == FLOOR_PROTECT);
+    ck_assert(policy.demand == DEMAND_POOLED && policy.scores == SCORES_RELATIVE);
+    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 1 && policy.stop_after_think == 1);
+    ck_assert_int_eq(parsed("rkv:retain=first").retain, RETAIN_FIRST);
+    ck_assert_int_eq(parsed("expected-attention").sinks_tokens, 4);
     ck_assert_str_eq(parsed("reasonalloc:clip-high=3,gamma=1").name, "reasonalloc:gamma=1,clip-high=3");
 }
 END_TEST
@@ -127,6 +145,27 @@ START_TEST(bad_text_is_refused_in_one_line)
     refused("snapkv:lambda=1", "lambda", "kernel");
     refused("streaming:kernel=7", "kernel", "sinks");
     refused("rkv:lambda=0.1,lambda=0.2", "lambda", "twice");
+    refused("full+wave", "full", "no layer plan");
+    refused("full+ada", "full", "no layer plan");
+    refused("tova+ada", "tova", "same entries");
+    refused("tova+reasonalloc+wave", "tova", "same entries");
+    refused("streaming+reasonalloc", "streaming", "not on one scale");
+    refused("knorm+cake+ada", "knorm", "not on one scale");
+    refused("rkv+wave+pyramid", "pyramid", "layer plan");
+    refused("rkv+ada+reasonalloc", "reasonalloc", "head router");
+    refused("rkv+wave+ada+uniform", "uniform", "one too many");
+    refused("rkv+magic", "magic", "pyramid");
+    refused("rkv+", "rkv", "reasonalloc");
+    refused("+rkv", "+rkv", "SCORER");
+    refused("wave", "wave", "SCORER");
+    refused("rkv+snapkv", "snapkv", "layer plan");
+    refused("ada-rkv+wave", "ada-rkv", "preset");
+    refused("reasonalloc+wave", "reasonalloc", "preset");
+    refused("streaming:scores=relative", "scores", "sinks");
+    refused("rkv+wave:rho=0.9", "rho", "gamma");
+    refused("rkv:reduce=sum", "reduce", "max-logit");
+    refused("rkv:protect-prompt=2", "protect-prompt", "1");
+    refused("cake:ema=1", "ema", "0.99");
     refused("rkv:lambda=2", "lambda", "2");
     refused("rkv:lambda=-0.1", "lambda", "-0.1");
     refused("rkv:lambda=nan", "lambda", "nan");
@@ -149,6 +188,43 @@ START_TEST(bad_text_is_refused_in_one_line)
     refused(text, "policy", "full");
     memcpy(text, "rkv:", 4);
     refused(text, "rkv", "");
+}
+END_TEST
+
+/* The tables behind a listing: every parameter is used by somebody, and its default is what a policy has. */
+START_TEST(listings_say_what_parsing_does)
+{
+    struct policy_part part;
+    struct policy_parameter parameter;
+    int presets = 0, parameters = 0;
+    for (; policy_part_at(PART_PRESET, presets, &part); presets++) {
+        ck_assert_str_eq(part.name, policy_preset_name(presets));
+        const struct policy preset = parsed(part.name), same = parsed(part.meaning);
+        ck_assert_msg(memcmp(&preset, &same, sizeof preset) == 0, "%s is not %s", part.name, part.meaning);
+        ck_assert_str_ne(part.source, "");
+    }
+    ck_assert_ptr_null(policy_preset_name(presets));
+    for (; policy_parameter_at(parameters, &parameter); parameters++) {
+        int used = 0;
+        ck_assert_msg(parameter.used_by[0] != '\0' && parameter.meaning[0] != '\0', "%s", parameter.name);
+        for (int i = 0; policy_preset_name(i) != NULL; i++) {
+            char text[320], value[32];
+            const struct policy policy = parsed(policy_preset_name(i));
+            if (!policy_parameter_of(&policy, parameters, value, sizeof value)) continue;
+            used++;
+            snprintf(text, sizeof text, "%s:%s=%s", policy.name, parameter.name, value);
+            ck_assert_str_eq(parsed(text).name, policy.name);
+            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0)
+                ck_assert_str_eq(value, parameter.standard);
+        }
+        ck_assert_msg(used > 0, "no preset reads %s", parameter.name);
+    }
+    ck_assert_int_eq(parameters, 32);
+    ck_assert(policy_part_at(PART_PLAN, 1, &part) && strcmp(part.name, "pyramid") == 0);
+    ck_assert(policy_part_at(PART_ROUTER, 2, &part) && strcmp(part.name, "reasonalloc") == 0);
+    ck_assert(policy_part_at(PART_SCORER, 0, &part) && strcmp(part.name, "none") == 0);
+    ck_assert(!policy_part_at(PART_PLAN, 7, &part) && !policy_part_at(PART_ROUTER, -1, &part));
+    ck_assert(!policy_parameter_at(-1, &parameter) && !policy_parameter_at(parameters, &parameter));
 }
 END_TEST
 
@@ -176,6 +252,7 @@ int main(void)
     tcase_add_test(tc, presets_are_what_the_papers_say);
     tcase_add_test(tc, parameters_are_set_and_named);
     tcase_add_test(tc, bad_text_is_refused_in_one_line);
+    tcase_add_test(tc, listings_say_what_parsing_does);
     tcase_add_test(tc, budgets_leave_room_for_one_choice);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
