@@ -163,15 +163,13 @@ static void value_put(const struct policy_key *key, struct policy *policy, doubl
 
 void key_print(const struct policy_key *key, double value, char *text, size_t cap)
 {
-    if (key->kind == KEY_WORD) {
-        snprintf(text, cap, "%s", key->words[(int)value]);
-        return;
-    }
+    char number[32] = "";
     /* A whole number as such: %g would write 10 as 1e+01. */
-    for (int digits = value == floor(value) ? 17 : 1; digits <= 17; digits++) {
-        snprintf(text, cap, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) return;
+    for (int digits = value == floor(value) ? 17 : 1; key->kind != KEY_WORD && digits <= 17; digits++) {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+        if (strtod(number, NULL) == value) break;
     }
+    snprintf(text, cap, "%s", key->kind == KEY_WORD ? key->words[(int)value] : number);
 }
 
 void key_range_print(const struct policy_key *key, char *text, size_t cap)

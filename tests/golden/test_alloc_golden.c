@@ -351,14 +351,15 @@ static struct inputs inputs_of(const json_t *score)
 static int is_built(const json_t *row)
 {
     const char *kind = golden_text(row, "kind");
-    if (strcmp(kind, "rkv_score") == 0) return strcmp(golden_text(row, "direction"), "last") == 0;
+    const char *direction = golden_text(row, "direction");
+    if (strcmp(kind, "rkv_score") == 0) return strcmp(direction, "last") == 0 || strcmp(direction, "first") == 0;
     return strcmp(kind, "snap_score") == 0 && strcmp(golden_text(row, "variant"), "rkv_repo") == 0;
 }
 
 START_TEST(scores_equal_reference)
 {
     struct compact_kernels kernels = compact_kernels_plain();
-    size_t index, rkv = 0, snap = 0;
+    size_t index, rkv = 0, snap = 0, firsts = 0;
     json_t *row;
     json_array_foreach(cases, index, row)
     {
@@ -379,8 +380,10 @@ START_TEST(scores_equal_reference)
                 near_expect(id, "S", pooled, golden_array(arrays, json_object_get(row, "S")) + h * past, past);
                 continue;
             }
-            score_redundancy(&kernels, keys, in.n, in.d, golden_real(row, "threshold"), unit, sum, relieved, column,
-                             red);
+            const int is_first = strcmp(golden_text(row, "direction"), "first") == 0;
+            score_redundancy(&kernels, keys, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit, sum,
+                             relieved, column, red);
+            firsts += (size_t)is_first;
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);
             near_expect(id, "red", red, golden_array(arrays, json_object_get(row, "red")) + h * in.n, in.n);
@@ -401,6 +404,7 @@ START_TEST(scores_equal_reference)
         free(relieved);
     }
     ck_assert_int_gt(rkv, 45);
+    ck_assert_int_gt(firsts, 1);
     ck_assert_int_gt(snap, 15);
 }
 END_TEST
@@ -448,6 +452,7 @@ START_TEST(kept_sets_equal_reference)
         if (is_rkv) {
             policy.lambda = golden_real(score, "lambda");
             policy.similarity = golden_real(score, "threshold");
+            policy.retain = strcmp(golden_text(score, "direction"), "first") == 0 ? RETAIN_FIRST : RETAIN_LAST;
         }
         const float *keys[8];
         int entries[8];
