@@ -256,6 +256,28 @@ START_TEST(uniform_reasonalloc_is_rkv)
 }
 END_TEST
 
+/* One set of entries for all heads: what is left over of the budget stays unused, no head keeps one more. */
+START_TEST(shared_entries_stay_shared)
+{
+    struct layer layer;
+    struct result result;
+    int compacted = 0;
+    state = 450;
+    for (int round = 0; round < LAYERS_TRIED; round++) {
+        layer_make(&layer, 1);
+        for (int h = 1; h < layer.heads; h++) memcpy(layer.positions[h], layer.positions[0], sizeof layer.positions[0]);
+        const struct policy policy = policy_of("tova", &layer);
+        layer_compact(&policy, &layer, &result);
+        for (int h = 1; h < layer.heads && !result.noop; h++) {
+            ck_assert_int_eq(result.count[h], layer.budget / layer.heads);
+            ck_assert_mem_eq(result.kept[h], result.kept[0], sizeof result.kept[0]);
+            compacted++;
+        }
+    }
+    ck_assert_int_gt(compacted, LAYERS_TRIED / 4);
+}
+END_TEST
+
 START_TEST(full_and_large_budgets_do_nothing)
 {
     struct layer layer;
@@ -405,6 +427,7 @@ int main(void)
     tcase_add_loop_test(tc, permuted_heads_get_permuted_results, 0, EVICTING);
     tcase_add_test(tc, lambda_one_is_snapkv);
     tcase_add_test(tc, uniform_reasonalloc_is_rkv);
+    tcase_add_test(tc, shared_entries_stay_shared);
     tcase_add_test(tc, full_and_large_budgets_do_nothing);
     tcase_add_test(tc, random_depends_on_position_only);
     tcase_add_loop_test(tc, broken_keys_are_an_error, 0, EVICTING);

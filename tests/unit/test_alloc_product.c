@@ -475,6 +475,41 @@ START_TEST(protected_entries_stay)
 }
 END_TEST
 
+/* A protected beginning is the same as that many sinks, to head budgets and to a scorer's final choice. */
+START_TEST(protected_entries_are_sinks)
+{
+    static struct model model;
+    static struct result result, other;
+    int compacted = 0;
+    state = 67;
+    for (int i = 0; i < policy_count; i++) {
+        /* Sinks are in no softmax of Expected Attention, a prompt is. */
+        const int same = strcmp(scorer_at(policies[i].scorer)->name, "expected-attention") != 0;
+        for (int round = 0; same && policies[i].plan == PLAN_UNIFORM && round < 5 * SHAPES; round++) {
+            model_make(&model, round % 3 != 0, is_shared(&policies[i]));
+            const int first = next_int(1, 12);
+            model.sinks = 0;
+            model.budget = next_int(model.window + first + 1, MOST_ENTRIES);
+            for (int l = 0; l < model.layers; l++)
+                for (int h = 0; h < model.heads; h++) {
+                    struct layer *layer = &model.layer[l];
+                    if (layer->entries[h] < model.window + first) layer->entries[h] = model.window + first;
+                    for (int j = 0; j < layer->entries[h]; j++) entry_make(&model, layer, h, j, j);
+                }
+            struct policy policy = fitted(policies[i], &model);
+            model.protected_positions = first;
+            model_compact_ok(&policy, &model, &result);
+            policy.sinks_tokens = first;
+            model.protected_positions = 0;
+            model_compact_ok(&policy, &model, &other);
+            ck_assert_msg(memcmp(&result, &other, sizeof result) == 0, "%s", policy.name);
+            for (int l = 0; l < model.layers; l++) compacted += !result.noop[l];
+        }
+    }
+    ck_assert_int_gt(compacted, RUNS == 1 ? 100 : 500);
+}
+END_TEST
+
 /* ---- how much a sequence can ever hold ---- */
 
 enum pattern { ONE_HEAD, ALTERNATING, EQUAL, ANY, PATTERNS };
@@ -597,6 +632,7 @@ int main(void)
     tcase_add_test(tc, uniform_parts_equal_the_plain_scorer);
     tcase_add_test(tc, no_broken_number_decides);
     tcase_add_test(tc, protected_entries_stay);
+    tcase_add_test(tc, protected_entries_are_sinks);
     tcase_add_test(tc, peak_entries_stay_within_the_bound);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
