@@ -1,5 +1,6 @@
 /* scorer.h: which entries matter. One table of scorers; a scorer is one file that defines one `struct scorer`, and one
- * row of the table in scorer.c. Internal to alloc/.
+ * row of the table in scorer.c. Internal to alloc/, but that the engine reads `needs` of a policy's scorer to know what
+ * to hand over.
  *
  * A scorer sees a whole layer and writes one float per candidate. What happens to the scores (finite check, `relative`
  * scaling, head budgets, selection) is the same for all of them and lies in compact.c.
@@ -33,12 +34,12 @@ struct score_scratch {
 
 struct scorer {
     const char *name;
-    const char *source;   /* paper, as `kvfleet policies` prints it */
-    unsigned needs;       /* enum scorer_needs, ored */
-    int sinks_tokens;     /* default of `sinks` */
-    const char *keys;     /* space-separated names of the parameters it reads (policy.c knows type, range, default) */
-    int shared_entries;   /* 1: one set of entries for all heads of the layer, so only the uniform router makes sense */
-    int incomparable;     /* 1: scores of two heads are not on one scale, so a pooled router makes no sense; 0: they are */
+    const char *source; /* paper, as `kvfleet policies` prints it */
+    unsigned needs;     /* enum scorer_needs, ored */
+    int sinks_tokens;   /* default of `sinks` */
+    const char *keys;   /* space-separated names of the parameters it reads (policy.c knows type, range, default) */
+    int shared_entries; /* 1: one set of entries for all heads of the layer, so only the uniform router makes sense */
+    int incomparable; /* 1: scores of two heads are not on one scale, so a pooled router makes no sense; 0: they are */
     /* score[h][j], 0 <= j < max(0, entries[h] - window), for every head; larger stays longer. */
     void (*score)(const struct policy *policy, const struct compact_input *in, const struct compact_kernels *kernels,
                   struct score_scratch *scratch, int window, float *const *score);
