@@ -4,25 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/route.h"
 #include "alloc/score.h"
 #include "alloc/select.h"
-
-struct compact_work {
-    int kv_heads, group, head_dim, max_window, max_entries;
-    int64_t bytes;
-    float *logit;      /* [2 * max_entries] */
-    float *importance; /* [max_entries] */
-    float *pooled;     /* [max_entries] */
-    float *unit;       /* [max_entries][head_dim] */
-    float *unit_sum;   /* [head_dim] */
-    float *column;     /* [max_entries] */
-    float *redundancy; /* [max_entries] */
-    int32_t *relieved; /* [max_entries] */
-    uint32_t *rank;    /* [kv_heads * max_entries] candidates of all heads, one after the other */
-    int32_t *kept;     /* [kv_heads * max_entries] */
-    struct route route;
-};
+#include "alloc/work.h"
 
 struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int max_window, int max_entries)
 {
@@ -31,27 +15,29 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     struct compact_work *work = calloc(1, sizeof *work);
     if (work == NULL) return NULL;
     const size_t n = (size_t)max_entries, heads = (size_t)kv_heads, d = (size_t)head_dim;
-    *work = (struct compact_work){.kv_heads = kv_heads,
-                                  .group = group,
-                                  .head_dim = head_dim,
-                                  .max_window = max_window,
-                                  .max_entries = max_entries};
-    const size_t words = 2 * n + n + n + n * d + d + n + n + n + heads * n + heads * n;
+    work->kv_heads = kv_heads;
+    work->group = group;
+    work->head_dim = head_dim;
+    work->max_window = max_window;
+    work->max_entries = max_entries;
+    const size_t words = 2 * n + n + n + n * d + 4 * d + d * d + n + n + 3 * heads * n;
     float *at = malloc(words * sizeof *at);
     if (at == NULL) {
         free(work);
         return NULL;
     }
     work->bytes = (int64_t)(sizeof *work + words * sizeof *at);
-    work->logit = at;
-    work->importance = at += 2 * n;
-    work->pooled = at += n;
-    work->unit = at += n;
-    work->unit_sum = at += n * d;
-    work->column = at += d;
-    work->redundancy = at += n;
-    work->relieved = (int32_t *)(at += n);
-    work->rank = (uint32_t *)(at += n);
+    work->scratch.row = at;
+    work->scratch.first = at += 2 * n;
+    work->scratch.second = at += n;
+    work->scratch.unit = at += n;
+    work->scratch.vector = at += n * d;
+    work->scratch.matrix = at += 4 * d;
+    work->scratch.column = at += d * d;
+    work->scratch.marker = (int32_t *)(at += n);
+    at += n;
+    for (size_t h = 0; h < heads; h++) work->score[h] = at + h * n;
+    work->rank = (uint32_t *)(at += heads * n);
     work->kept = (int32_t *)(at += heads * n);
     return work;
 }
@@ -59,7 +45,7 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
 void compact_work_destroy(struct compact_work **work)
 {
     if (*work == NULL) return;
-    free((*work)->logit);
+    free((*work)->scratch.row);
     free(*work);
     *work = NULL;
 }
@@ -69,48 +55,18 @@ int64_t compact_work_bytes(const struct compact_work *work)
     return work->bytes;
 }
 
-/* Ranks of head h's candidates, entries sinks ... n - window - 1, into rank. */
-static void head_score(const struct policy *policy, const struct compact_input *in,
-                       const struct compact_kernels *kernels, struct compact_work *work, int h, int window,
-                       uint32_t *rank)
+struct compact_kernels compact_kernels_of(const struct compact_kernels *lent)
 {
-    const int n = in->entries[h], past = n - window, d = in->head_dim, sinks = policy->sinks_tokens;
-    const float scale = policy->scores == SCORES_RELATIVE ? (float)n : 1.0f;
-    if (past <= sinks) return;
-    switch (policy->scorer) {
-    case SCORER_NONE:
-        break;
-    case SCORER_STREAMING:
-        for (int j = sinks; j < past; j++) rank[j - sinks] = score_rank((float)j);
-        break;
-    case SCORER_RANDOM:
-        for (int j = sinks; j < past; j++)
-            rank[j - sinks] = score_rank(score_random(in->random_key, h, in->positions[h][j]) * scale);
-        break;
-    case SCORER_SNAPKV:
-    case SCORER_RKV: {
-        const float *queries = in->queries + (int64_t)h * in->group * d;
-        const int64_t row_stride = (int64_t)in->kv_heads * in->group * d;
-        queries += (in->query_rows - window) * row_stride;
-        score_importance(kernels, in->keys[h], past, d, queries, window, row_stride, in->group, work->logit,
-                         work->importance);
-        score_max_pool(work->importance, past, policy->kernel, work->pooled);
-        if (policy->scorer == SCORER_SNAPKV || policy->lambda == 1) {
-            for (int j = sinks; j < past; j++) rank[j - sinks] = score_rank(work->pooled[j] * scale);
-            break;
-        }
-        score_redundancy(kernels, in->keys[h], n, d, policy->similarity, work->unit, work->unit_sum, work->relieved,
-                         work->column, work->redundancy);
-        const float lambda = (float)policy->lambda, rest = (float)(1 - policy->lambda);
-        for (int j = sinks; j < past; j++)
-            rank[j - sinks] = score_rank((lambda * work->pooled[j] - rest * work->redundancy[j]) * scale);
-        break;
-    }
-    }
+    struct compact_kernels kernels = compact_kernels_plain();
+    if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
+    if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
+    return kernels;
 }
 
-static int input_check(const struct policy *policy, const struct compact_input *in, const struct compact_work *work,
-                       int window, struct kvf_err *err)
+/* ---- input ---- */
+
+int compact_shape_check(const struct compact_input *in, const struct compact_work *work, int window,
+                        struct kvf_err *err)
 {
     if (in->kv_heads != work->kv_heads || in->group != work->group || in->head_dim != work->head_dim)
         return kvf_fail(err, KVF_EINVAL, "compaction of %d heads x %d queries x %d, the work area is for %d x %d x %d",
@@ -121,6 +77,11 @@ static int input_check(const struct policy *policy, const struct compact_input *
         if (in->entries[h] < 0 || in->entries[h] > work->max_entries)
             return kvf_fail(err, KVF_EINVAL, "compaction of %d entries in head %d, the work area is for %d",
                             in->entries[h], h, work->max_entries);
+    return 0;
+}
+
+static int budget_check(const struct policy *policy, const struct compact_input *in, int window, struct kvf_err *err)
+{
     const int64_t least = (int64_t)in->kv_heads * (window + policy->sinks_tokens + 1);
     if (in->layer_budget < least)
         return kvf_fail(err, KVF_EINVAL,
@@ -129,62 +90,173 @@ static int input_check(const struct policy *policy, const struct compact_input *
     return 0;
 }
 
+/* Whether all that the scorer reads is there. */
+static int needs_check(const struct policy *policy, const struct compact_input *in, int window, struct kvf_err *err)
+{
+    const struct scorer *scorer = scorer_at(policy->scorer);
+    const struct {
+        unsigned need;
+        int there;
+        const char *what;
+    } needs[] = {
+        {NEEDS_QUERIES, in->queries != NULL && window > 0, "query rows"},
+        {NEEDS_VALUES, in->values != NULL, "values"},
+        {NEEDS_MASS, in->mass != NULL, "attention mass"},
+        {NEEDS_OUTPUT, in->output != NULL, "output projection"},
+        {NEEDS_ROPE, in->rope_frequency != NULL, "rotation frequencies"},
+    };
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+        if ((scorer->needs & needs[i].need) && !needs[i].there)
+            return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no %s, expected what scorer %s reads",
+                            policy->name, needs[i].what, scorer->name);
+    if (policy->smooth > 0 && policy->router == ROUTER_REASONALLOC && in->demand == NULL)
+        return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no memory of demand, expected %d numbers",
+                        policy->name, in->kv_heads);
+    return 0;
+}
+
+/* Where each head's candidates begin: after the sinks, and after what is protected but for the window, which stays
+ * anyway. */
+static void first_find(const struct policy *policy, const struct compact_input *in, int window, int *first)
+{
+    for (int h = 0; h < in->kv_heads; h++) {
+        int safe = 0;
+        while (safe < in->entries[h] - window && in->protected_positions > 0 &&
+               in->positions[h][safe] < in->protected_positions)
+            safe++;
+        first[h] = safe > policy->sinks_tokens ? safe : policy->sinks_tokens;
+    }
+}
+
+/* The error of a head that must shrink and has no choice, because of what is protected. */
+static int protected_fail(const struct policy *policy, int head, int first, int window, int64_t budget,
+                          struct kvf_err *err)
+{
+    return kvf_fail(err, KVF_EINVAL,
+                    "policy %s: the protected prompt does not fit: head %d may keep %lld entries, expected at least "
+                    "%d: %d of the prompt + window %d + 1",
+                    policy->name, head, (long long)budget, first + window + 1, first, window);
+}
+
+/* ---- scores ---- */
+
+static int score_bad(float score)
+{
+    union {
+        float f;
+        uint32_t u;
+    } bits = {score};
+    return (bits.u & 0x7F800000u) == 0x7F800000u;
+}
+
+/* Ranks of entries first ... past - 1 of one head, each score times `scale`. */
+static int head_rank(const struct policy *policy, int head, const float *score, int first, int past, float scale,
+                     uint32_t *rank, struct kvf_err *err)
+{
+    int bad = 0;
+    for (int j = first; j < past; j++) {
+        const float scaled = score[j] * scale;
+        bad |= score_bad(scaled);
+        rank[j - first] = score_rank(scaled);
+    }
+    for (int j = first; bad && j < past; j++)
+        if (score_bad(score[j] * scale))
+            return kvf_fail(err, KVF_EINVAL,
+                            "policy %s: the score of head %d, entry %d is %g, expected a finite number", policy->name,
+                            head, j, (double)(score[j] * scale));
+    return 0;
+}
+
+/* The final choice of one head by the scorer's own rule, once it is known how many candidates stay. Protected entries
+ * are sinks to it. */
+static int head_refine(const struct policy *policy, const struct compact_input *in,
+                       const struct compact_kernels *kernels, struct compact_work *work, int head, int first, int past,
+                       int keep, uint32_t *rank, struct kvf_err *err)
+{
+    struct policy own = *policy;
+    own.sinks_tokens = first;
+    scorer_at(policy->scorer)->refine(&own, in, kernels, &work->scratch, head, past, keep, work->score[head]);
+    return head_rank(policy, head, work->score[head], first, past, 1.0f, rank, err);
+}
+
+/* ---- the layer ---- */
+
+static int route_layer(const struct policy *policy, const struct compact_input *in, struct compact_work *work,
+                       const int *always, const int *candidates, struct kvf_err *err)
+{
+    const struct route_input route = {.heads = in->kv_heads,
+                                      .entries = in->entries,
+                                      .always = always,
+                                      .candidates = candidates,
+                                      .rank = work->rank,
+                                      .layer_budget = in->layer_budget,
+                                      .demand = in->demand};
+    return policy->router == ROUTER_ADA ? route_ada(policy, &route, &work->route, err)
+                                        : route_reasonalloc(policy, &route, &work->route, err);
+}
+
 int compact_layer(const struct policy *policy, const struct compact_input *in, const struct compact_kernels *lent,
                   struct compact_work *work, const int32_t **kept, int *keep_count, int *noop, struct kvf_err *err)
 {
     *noop = 1;
     if (policy->scorer == SCORER_NONE) return 0;
+    const struct scorer *scorer = scorer_at(policy->scorer);
     const int window = policy->window_tokens < in->query_rows ? policy->window_tokens : in->query_rows;
-    int rc = input_check(policy, in, work, window, err);
+    int rc = compact_shape_check(in, work, window, err);
+    if (rc == 0) rc = budget_check(policy, in, window, err);
     if (rc != 0) return rc;
 
-    struct compact_kernels kernels = compact_kernels_plain();
-    if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
-    if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
-
-    const int pooled = policy->router == ROUTER_REASONALLOC;
-    int64_t held = 0;
-    int candidates[ROUTE_MAX_HEADS], full_heads = 0;
-    if (!pooled) route_uniform(in->kv_heads, in->entries, in->layer_budget, &work->route);
-    for (int h = 0; h < in->kv_heads; h++) {
-        const int n = in->entries[h], inner = n - window - policy->sinks_tokens;
-        candidates[h] = inner > 0 ? inner : 0;
-        held += n;
-        full_heads += !pooled && work->route.budget[h] >= n;
+    const int heads = in->kv_heads, pooled = policy->router != ROUTER_UNIFORM;
+    int first[ROUTE_MAX_HEADS], always[ROUTE_MAX_HEADS], candidates[ROUTE_MAX_HEADS], full_heads = 0;
+    int64_t held = 0, safe = 0;
+    /* Heads that share their entries keep equally many, so what is left over stays unused. */
+    const int64_t left_over = scorer->shared_entries ? in->layer_budget % heads : 0;
+    if (!pooled) route_uniform(heads, in->entries, in->layer_budget - left_over, &work->route);
+    first_find(policy, in, window, first);
+    for (int h = 0; h < heads; h++) {
+        always[h] = window + first[h];
+        candidates[h] = in->entries[h] > always[h] ? in->entries[h] - always[h] : 0;
+        held += in->entries[h];
+        safe += always[h];
+        full_heads += !pooled && work->route.budget[h] >= in->entries[h];
     }
-    /* Everything fits: the pooled router looks at the layer's total, the uniform one at each head. */
-    if (pooled ? held <= in->layer_budget : full_heads == in->kv_heads) return 0;
-    if (window < 1 && (policy->scorer == SCORER_SNAPKV || policy->scorer == SCORER_RKV))
-        return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no query rows, expected at least 1", policy->name);
+    /* Everything fits: a pooled router looks at the layer's total, the uniform one at each head. */
+    if (pooled ? held <= in->layer_budget : full_heads == heads) return 0;
+    if (pooled && in->layer_budget < safe + heads)
+        return protected_fail(policy, 0, first[0], window, in->layer_budget / heads, err);
+    for (int h = 0; !pooled && h < heads; h++)
+        if (work->route.budget[h] < in->entries[h] && work->route.budget[h] <= always[h])
+            return protected_fail(policy, h, first[h], window, work->route.budget[h], err);
+    rc = needs_check(policy, in, window, err);
+    if (rc != 0) return rc;
 
+    const struct compact_kernels kernels = compact_kernels_of(lent);
+    scorer->score(policy, in, &kernels, &work->scratch, window, work->score);
     uint32_t *rank = work->rank;
-    for (int h = 0; h < in->kv_heads; h++) {
-        /* A head that keeps everything needs scores only where they are pooled. */
-        if (pooled || work->route.budget[h] < in->entries[h]) head_score(policy, in, &kernels, work, h, window, rank);
-        rank += candidates[h];
-    }
-    if (pooled) {
-        rc = route_reasonalloc(policy, window, in->kv_heads, in->entries, candidates, work->rank, NULL,
-                               in->layer_budget, &work->route, err);
+    for (int h = 0; h < heads; rank += candidates[h], h++) {
+        const float scale = policy->scores == SCORES_RELATIVE ? (float)in->entries[h] : 1.0f;
+        rc = head_rank(policy, h, work->score[h], first[h], first[h] + candidates[h], scale, rank, err);
         if (rc != 0) return rc;
     }
+    if (pooled && (rc = route_layer(policy, in, work, always, candidates, err)) != 0) return rc;
 
     rank = work->rank;
-    for (int h = 0; h < in->kv_heads; h++) {
+    for (int h = 0; h < heads; rank += candidates[h], h++) {
         int32_t *out = work->kept + (int64_t)h * work->max_entries;
-        const int n = in->entries[h], budget = (int)work->route.budget[h];
+        const int n = in->entries[h], budget = (int)work->route.budget[h], keep = budget - always[h];
         int count = 0;
         if (budget >= n) {
             for (; count < n; count++) out[count] = count;
         } else {
-            const int sinks = policy->sinks_tokens;
-            for (; count < sinks; count++) out[count] = count;
-            count += select_best(rank, candidates[h], budget - window - sinks, sinks, out + count);
+            if (scorer->refine != NULL &&
+                (rc = head_refine(policy, in, &kernels, work, h, first[h], n - window, keep, rank, err)) != 0)
+                return rc;
+            for (; count < first[h]; count++) out[count] = count;
+            count += select_best(rank, candidates[h], keep, first[h], out + count);
             for (int j = n - window; j < n; j++) out[count++] = j;
         }
         kept[h] = out;
         keep_count[h] = count;
-        rank += candidates[h];
     }
     *noop = 0;
     return 0;

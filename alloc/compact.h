@@ -2,7 +2,7 @@
  *
  * Pure computation on caller memory. All scratch lives in a `compact_work` made once for the largest layer, so that a
  * compaction never allocates. One work area a thread. Everything is deterministic; ties go by score descending, then
- * index ascending; a NaN score counts as minus infinity.
+ * index ascending. A score that is not finite decides nothing: it is an error.
  */
 #ifndef KVF_COMPACT_H
 #define KVF_COMPACT_H
@@ -24,12 +24,24 @@ struct compact_input {
     int group; /* query heads per kv head */
     int head_dim;
     const float *const *keys;        /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const float *const *values;      /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
+    const float *const *mass;        /* [kv_head] -> [entry] attention received since the entry was appended: the sum
+                                      * over steps of the mean over the group of the softmax; NULL unless needed */
     const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */
     const int *entries;              /* [kv_head] n_i */
-    const float *queries; /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
-    int query_rows;       /* rows valid in `queries`; the window is min(policy window, query_rows) */
-    int64_t layer_budget; /* B_l, window and sinks of all heads included */
-    uint64_t random_key;  /* for SCORER_RANDOM: sample seed mixed with the layer */
+    const float *queries;   /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
+    int query_rows;         /* rows valid in `queries`; the window is min(policy window, query_rows) */
+    int32_t query_position; /* logical position of the newest query */
+    const float
+        *rope_frequency; /* [head_dim / 2] radians a position, pairs (i, i + head_dim / 2); NULL unless needed */
+    const float *output; /* [kv_heads * group][head_dim][hidden]: the output projection, transposed a head at a
+                          * time, so that a value's image is sum_k v[k] * output[q][k]; NULL unless needed */
+    int hidden;          /* columns of `output` */
+    int32_t protected_positions; /* entries of a smaller logical position always stay, as sinks do; 0: none */
+    int64_t layer_budget;        /* B_l, window and sinks of all heads included */
+    uint64_t random_key;         /* for scorer random: sample seed mixed with the layer */
+    double *demand; /* [kv_head] the layer's part of the sequence's memory (plan.h), updated by a compaction
+                     * that evicts; NULL unless policy_memory_doubles asks for it */
 };
 
 struct compact_work; /* opaque scratch */
@@ -38,8 +50,11 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
 void compact_work_destroy(struct compact_work **work);
 int64_t compact_work_bytes(const struct compact_work *work);
 
-/* Decides what stays. On return kept[h] points into `work` (valid until the next call): keep_count[h] ascending entry
- * indices of head h. *noop is set when the layer already fits; then nothing else is written. */
+/* Decides what stays, in a layer of 0 or more entries a head. KVF_EINVAL: a budget below what always stays, protected
+ * entries that leave no room for a choice in a head that must shrink, input that the scorer needs and that is NULL, a
+ * score that is not finite (the line names policy, head, entry and value). On return kept[h] points into `work` (valid
+ * until the next call): keep_count[h] ascending entry indices of head h. *noop is set when the layer already fits; then
+ * nothing else is written. */
 KVF_MUSTCHECK int compact_layer(const struct policy *policy, const struct compact_input *input,
                                 const struct compact_kernels *kernels, struct compact_work *work, const int32_t **kept,
                                 int *keep_count, int *noop, struct kvf_err *err);

@@ -1,11 +1,8 @@
-/* profile.c: measuring layer demand, and the layer budgets that follow from it. */
+/* profile.c: measuring layer demand; whose profile it is. */
 #include "alloc/profile.h"
 
 #include <math.h>
 #include <string.h>
-
-#include "alloc/apportion.h"
-#include "alloc/select.h"
 
 void demand_attention(const float *keys, int n, int d, const float *queries, int rows, int64_t row_stride, int group,
                       double *scratch, double *attention)
@@ -66,38 +63,6 @@ void demand_add(struct demand_sum *sum, const double *x, int layers)
 void demand_finish(const struct demand_sum *sum, int layers, double *demand)
 {
     for (int l = 0; l < layers; l++) demand[l] = sum->samples > 0 ? sum->total[l] / sum->samples : 1;
-}
-
-int layer_plan_build(const struct policy *policy, const struct wave_profile *profile, int layers, int kv_heads,
-                     int budget_tokens, int64_t *layer_budget, struct kvf_err *err)
-{
-    if (layers < 1 || layers > PROFILE_MAX_LAYERS || kv_heads < 1)
-        return kvf_fail(err, KVF_EINVAL, "layer plan for %d layers x %d heads, expected 1 to %d layers, 1 head or more",
-                        layers, kv_heads, PROFILE_MAX_LAYERS);
-    const int64_t mean = (int64_t)kv_heads * budget_tokens;
-    if (policy->plan == PLAN_UNIFORM || policy->scorer == SCORER_NONE) {
-        for (int l = 0; l < layers; l++) layer_budget[l] = mean;
-        return 0;
-    }
-    if (profile == NULL)
-        return kvf_fail(err, KVF_EINVAL,
-                        "policy %s needs a wave profile of the model: make one with `kvfleet calibrate`", policy->name);
-    if (profile->layers != layers || profile->kv_heads != kv_heads)
-        return kvf_fail(err, KVF_EINVAL, "wave profile of %d layers x %d kv heads, the model has %d x %d",
-                        profile->layers, profile->kv_heads, layers, kv_heads);
-    double weight[PROFILE_MAX_LAYERS], largest = 0;
-    int64_t lo[PROFILE_MAX_LAYERS], hi[PROFILE_MAX_LAYERS];
-    const int64_t least = (int64_t)kv_heads * (policy->window_tokens + policy->sinks_tokens + 1);
-    for (int l = 0; l < layers; l++) largest = fmax(largest, profile->demand[l]);
-    for (int l = 0; l < layers; l++) {
-        weight[l] = pow(largest > 0 ? profile->demand[l] / largest : 1, policy->gamma);
-        /* decimal constants: 1e-9 keeps a product that is whole from being rounded away from itself */
-        lo[l] = (int64_t)ceil(policy->clip_low * (double)mean - 1e-9);
-        hi[l] = (int64_t)floor(policy->clip_high * (double)mean + 1e-9);
-        if (lo[l] < least) lo[l] = least;
-        if (hi[l] < lo[l]) hi[l] = lo[l];
-    }
-    return apportion(weight, mean * layers, lo, hi, layers, layer_budget, err);
 }
 
 int profile_check(const struct wave_profile *profile, const char *model_hash, int layers, int kv_heads,

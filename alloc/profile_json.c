@@ -1,4 +1,4 @@
-/* profile_json.c: the wave profile as a flat JSON document: strings, numbers and one list of numbers. */
+/* profile_json.c: the wave profile as a flat JSON document: strings, numbers and lists of numbers. */
 #include "alloc/profile.h"
 
 #include <math.h>
@@ -18,10 +18,21 @@ int profile_format(const struct wave_profile *profile, char *text, size_t cap, s
     PUT("{\n  \"kvfleet_wave_profile\": %d,\n  \"model_hash\": \"%s\",\n", PROFILE_FORMAT, profile->model_hash);
     PUT("  \"layers\": %d,\n  \"kv_heads\": %d,\n  \"window_tokens\": %d,\n", profile->layers, profile->kv_heads,
         profile->window_tokens);
-    PUT("  \"rho\": %.17g,\n  \"probes\": %d,\n  \"samples\": %d,\n  \"demand\": [", profile->rho, profile->probes,
-        profile->samples);
-    for (int l = 0; l < profile->layers; l++) PUT("%s%.17g", l > 0 ? ", " : "", profile->demand[l]);
-    PUT("]\n}\n");
+    PUT("  \"rho\": %.17g,\n  \"probes\": %d,\n  \"samples\": %d,\n", profile->rho, profile->probes, profile->samples);
+    const struct {
+        const char *name;
+        int there;
+        const double *values;
+    } lists[] = {{"demand", 1, profile->demand},
+                 {"demand_pooled", profile->has_demand_pooled, profile->demand_pooled},
+                 {"layer_share", profile->has_layer_share, profile->layer_share}};
+    for (int i = 0; i < 3; i++) {
+        if (!lists[i].there) continue;
+        PUT("%s  \"%s\": [", i > 0 ? ",\n" : "", lists[i].name);
+        for (int l = 0; l < profile->layers; l++) PUT("%s%.17g", l > 0 ? ", " : "", lists[i].values[l]);
+        PUT("]");
+    }
+    PUT("\n}\n");
 #undef PUT
     return 0;
 }
@@ -99,19 +110,19 @@ static int whole_take(struct reader *reader, const char *name, int min, int max,
     return 0;
 }
 
-static int demand_take(struct reader *reader, double *demand, int *count)
+static int list_take(struct reader *reader, const char *name, double *list, int *count)
 {
     if (!symbol_take(reader, '[')) return syntax(reader, "a list");
     for (*count = 0; !symbol_take(reader, ']'); ++*count) {
         if (*count > 0 && !symbol_take(reader, ',')) return syntax(reader, "',' or ']'");
         if (*count == PROFILE_MAX_LAYERS)
-            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand has more than %d layers",
+            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: %s has more than %d layers", name,
                             PROFILE_MAX_LAYERS);
-        int rc = number_take(reader, &demand[*count]);
+        int rc = number_take(reader, &list[*count]);
         if (rc != 0) return rc;
-        if (demand[*count] < 0)
-            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: demand of layer %d is %g, expected 0 or more",
-                            *count, demand[*count]);
+        if (list[*count] < 0)
+            return kvf_fail(reader->err, KVF_EINVAL, "wave profile: %s of layer %d is %g, expected 0 or more", name,
+                            *count, list[*count]);
     }
     return 0;
 }
@@ -126,10 +137,13 @@ int profile_parse(const char *text, size_t len, struct wave_profile *out, struct
                                         "rho",
                                         "probes",
                                         "samples",
-                                        "demand"};
-    enum { NAMES = sizeof names / sizeof names[0] };
+                                        "demand",
+                                        "demand_pooled",
+                                        "layer_share"};
+    enum { NAMES = sizeof names / sizeof names[0], LISTS_FROM = 8, OPTIONAL_FROM };
     struct reader reader = {.at = text, .begin = text, .end = text + len, .err = err};
-    int seen[NAMES] = {0}, format = 0, layers = 0, rc = 0;
+    int seen[NAMES] = {0}, format = 0, counted[NAMES - LISTS_FROM] = {0}, rc = 0;
+    double *const lists[] = {out->demand, out->demand_pooled, out->layer_share};
     memset(out, 0, sizeof *out);
     if (!symbol_take(&reader, '{')) return syntax(&reader, "'{'");
     for (int first = 1; !symbol_take(&reader, '}'); first = 0) {
@@ -167,19 +181,23 @@ int profile_parse(const char *text, size_t len, struct wave_profile *out, struct
             rc = whole_take(&reader, name, 0, 1 << 30, &out->samples);
             break;
         default:
-            rc = demand_take(&reader, out->demand, &layers);
+            rc = list_take(&reader, name, lists[key - LISTS_FROM], &counted[key - LISTS_FROM]);
             break;
         }
         if (rc != 0) return rc;
     }
     space_skip(&reader);
     if (reader.at != reader.end) return syntax(&reader, "the end of the document");
-    for (int key = 0; key < NAMES; key++)
+    for (int key = 0; key < OPTIONAL_FROM; key++)
         if (!seen[key]) return kvf_fail(err, KVF_EINVAL, "wave profile: '%s' is missing", names[key]);
     if (format != PROFILE_FORMAT)
         return kvf_fail(err, KVF_EUNSUPPORTED, "wave profile: format %d, expected %d", format, PROFILE_FORMAT);
-    if (layers != out->layers)
-        return kvf_fail(err, KVF_EINVAL, "wave profile: demand of %d layers, expected %d", layers, out->layers);
+    for (int key = LISTS_FROM; key < NAMES; key++)
+        if (seen[key] && counted[key - LISTS_FROM] != out->layers)
+            return kvf_fail(err, KVF_EINVAL, "wave profile: %s of %d layers, expected %d", names[key],
+                            counted[key - LISTS_FROM], out->layers);
+    out->has_demand_pooled = seen[OPTIONAL_FROM];
+    out->has_layer_share = seen[OPTIONAL_FROM + 1];
     if (strlen(out->model_hash) != PROFILE_HASH_HEX || strspn(out->model_hash, "0123456789abcdef") != PROFILE_HASH_HEX)
         return kvf_fail(err, KVF_EINVAL, "wave profile: model_hash '%s', expected %d hex digits", out->model_hash,
                         PROFILE_HASH_HEX);

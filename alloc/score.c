@@ -56,8 +56,8 @@ struct compact_kernels compact_kernels_plain(void)
     return (struct compact_kernels){.dot_rows = dot_rows_plain, .exp_rows = exp_rows_plain};
 }
 
-/* x[j] := exp(x[j] - max) and returns the sum. n >= 1. Eight maxima and eight sums, as in dot_rows_plain. */
-static float exp_shifted(const struct compact_kernels *kernels, float *x, int n)
+/* Eight maxima and eight sums, as in dot_rows_plain. */
+float score_exp(const struct compact_kernels *kernels, float *x, int n)
 {
     float top[DOT_LANES], sum[DOT_LANES] = {0};
     for (int lane = 0; lane < DOT_LANES; lane++) top[lane] = x[0];
@@ -85,10 +85,12 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
         kernels->dot_rows(query, keys, past, d, logit);
         for (int g = 1; g < group; g++) {
             kernels->dot_rows(query + (int64_t)g * d, keys, past, d, other);
-            for (int j = 0; j < past; j++) logit[j] = other[j] > logit[j] ? other[j] : logit[j];
+            /* A NaN wins and stays, so that it reaches the caller, who reports it. */
+            for (int j = 0; j < past; j++)
+                logit[j] = (other[j] > logit[j]) | (other[j] != other[j]) ? other[j] : logit[j];
         }
         for (int j = 0; j < past; j++) logit[j] *= scale;
-        const float share = 1.0f / (exp_shifted(kernels, logit, past) * (float)rows);
+        const float share = 1.0f / (score_exp(kernels, logit, past) * (float)rows);
         for (int j = 0; j < past; j++) importance[j] += logit[j] * share;
     }
 }
@@ -100,6 +102,17 @@ void score_max_pool(const float *in, int n, int kernel, float *out)
         for (int j = shift; j < n; j++) out[j] = in[j - shift] > out[j] ? in[j - shift] : out[j];
         for (int j = 0; j + shift < n; j++) out[j] = in[j + shift] > out[j] ? in[j + shift] : out[j];
     }
+}
+
+/* Every sum from its oldest neighbour on: equal neighbourhoods give equal floats, and ties stay ties. */
+void score_avg_pool(const float *in, int n, int kernel, float *out)
+{
+    memset(out, 0, (size_t)n * sizeof *out);
+    for (int shift = -(kernel / 2); shift <= kernel / 2; shift++) {
+        const int begin = shift < 0 ? -shift : 0, end = shift < 0 ? n : n - shift;
+        for (int j = begin; j < end; j++) out[j] += in[j + shift];
+    }
+    for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
 
 /* Newest entry after i whose cosine with i is above the threshold; -1 if there is none. */
@@ -146,7 +159,8 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
         for (int k = 0; k < d; k++) sum[k] += to[k];
     }
     kernels->dot_rows(sum, unit, n, d, column);
-    for (int i = 0; i < n; i++) relieved[i] = similar_after(kernels, unit, n, d, i, (float)threshold);
+    for (int i = 0; i < n; i++)
+        relieved[i] = isinf(threshold) ? 0 : similar_after(kernels, unit, n, d, i, (float)threshold);
     /* From the last entry on: those before i still say what they found after themselves. */
     for (int i = n - 1; i >= 0; i--)
         if (relieved[i] < 0) relieved[i] = similar_before(kernels, unit, d, i, (float)threshold, relieved);
@@ -161,8 +175,18 @@ void score_redundancy(const struct compact_kernels *kernels, const float *keys, 
     }
     for (int j = 0; j < n; j++) redundancy[j] = column[j] / (float)n;
     if (column != redundancy) memcpy(column, redundancy, (size_t)n * sizeof *column);
-    const float total = exp_shifted(kernels, redundancy, n);
+    const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;
+}
+
+float score_l1(const float *x, int d)
+{
+    float sum[DOT_LANES] = {0};
+    int k = 0;
+    for (; k + DOT_LANES <= d; k += DOT_LANES)
+        for (int lane = 0; lane < DOT_LANES; lane++) sum[lane] += fabsf(x[k + lane]);
+    for (int lane = 0; k + lane < d; lane++) sum[lane] += fabsf(x[k + lane]);
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
 float score_random(uint64_t key, int head, int32_t position)

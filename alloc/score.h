@@ -9,6 +9,9 @@
 /* The plain C members for what the engine did not lend. */
 struct compact_kernels compact_kernels_plain(void);
 
+/* x[j] := exp(x[j] - max x) and returns the sum: a softmax but for the division. n >= 1. */
+float score_exp(const struct compact_kernels *kernels, float *x, int n);
+
 /* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
  * keys [n][d]; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch [2 * past]. */
 void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
@@ -16,14 +19,20 @@ void score_importance(const struct compact_kernels *kernels, const float *keys, 
 
 /* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
 void score_max_pool(const float *in, int n, int kernel, float *out);
+/* out[j] = sum over the same neighbours / kernel: what lies outside counts as 0. */
+void score_avg_pool(const float *in, int n, int kernel, float *out);
 
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
  * exists: column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit, a
- * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. unit:
+ * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. Threshold
+ * INFINITY: nothing is similar, and no row is scanned. unit:
  * scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
 void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
                       float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);
+
+/* sum_k |x[k]|, k < d. */
+float score_l1(const float *x, int d);
 
 /* A number in [0, 1) for entry `position` of `head`, by a counter-based hash of `key`. */
 float score_random(uint64_t key, int head, int32_t position);

@@ -17,6 +17,16 @@ static inline uint32_t score_rank(float score)
     return bits.u & 0x80000000u ? ~bits.u : bits.u | 0x80000000u;
 }
 
+/* The score that has this rank. */
+static inline float rank_score(uint32_t rank)
+{
+    union {
+        uint32_t u;
+        float f;
+    } bits = {rank & 0x80000000u ? rank ^ 0x80000000u : ~rank};
+    return bits.f;
+}
+
 /* The k-th largest of n ranks, 1 <= k <= n, by radix over four digits. */
 uint32_t select_rank(const uint32_t *rank, int n, int k);
 

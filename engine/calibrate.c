@@ -9,8 +9,8 @@ struct probe {
     const struct calibration *how;
     float *keys;                 /* [context][head_dim] */
     float *queries;              /* [ENGINE_WINDOW_TOKENS][heads * head_dim] */
-    double *attention, *scratch; /* [context] */
-    struct demand_sum sum;
+    double *attention, *scratch; /* [kv_heads * context] */
+    struct demand_sum sum, pooled;
 };
 
 static int probe_new(struct probe *probe, struct kvf_err *err)
@@ -19,8 +19,8 @@ static int probe_new(struct probe *probe, struct kvf_err *err)
     size_t context = (size_t)info->context_tokens, width = (size_t)info->heads * (size_t)info->head_dim;
     probe->keys = malloc(context * (size_t)info->head_dim * sizeof *probe->keys);
     probe->queries = malloc(ENGINE_WINDOW_TOKENS * width * sizeof *probe->queries);
-    probe->attention = malloc(context * sizeof *probe->attention);
-    probe->scratch = malloc(context * sizeof *probe->scratch);
+    probe->attention = malloc((size_t)info->kv_heads * context * sizeof *probe->attention);
+    probe->scratch = malloc((size_t)info->kv_heads * context * sizeof *probe->scratch);
     if (probe->keys == NULL || probe->queries == NULL || probe->attention == NULL || probe->scratch == NULL) {
         return kvf_fail(err, KVF_ENOMEM, "calibration of %s: no memory", info->model_name);
     }
@@ -35,28 +35,34 @@ static void probe_free(struct probe *probe)
     free(probe->scratch);
 }
 
-/* One sampled step: x[l] = mean over heads of the entries that hold a share rho of the window's attention. */
+/* One sampled step: x[l] = mean over heads of the entries that hold a share rho of the window's attention; all[l]: how
+ * many hold it when the heads of the layer are one. */
 static void probe_sample(struct probe *probe, const struct kv_seq *seq)
 {
     const struct engine_info *info = &probe->engine->info;
     const struct kv_pool *kv = probe->engine->kv;
     int group = info->heads / info->kv_heads, dim = info->head_dim;
     int64_t width = (int64_t)info->heads * dim;
-    double x[PROFILE_MAX_LAYERS];
+    double x[PROFILE_MAX_LAYERS], all[PROFILE_MAX_LAYERS];
     for (int l = 0; l < info->layers; l++) {
         int rows = kv_queries(kv, seq, l, probe->queries);
         int window = rows < probe->how->window_tokens ? rows : probe->how->window_tokens;
         const float *newest = probe->queries + (rows - window) * width;
+        int held = 0;
         x[l] = 0.0;
         for (int h = 0; h < info->kv_heads; h++) {
             int entries = kv_head(kv, seq, l, h).entries;
             kv_read_head(kv, seq, l, h, probe->keys, NULL, NULL);
+            double *attention = probe->attention + held;
             demand_attention(probe->keys, entries, dim, newest + h * group * dim, window, width, group, probe->scratch,
-                             probe->attention);
-            x[l] += demand_count(probe->attention, entries, probe->how->rho, probe->scratch) / (double)info->kv_heads;
+                             attention);
+            x[l] += demand_count(attention, entries, probe->how->rho, probe->scratch) / (double)info->kv_heads;
+            held += entries;
         }
+        all[l] = demand_count(probe->attention, held, probe->how->rho * info->kv_heads, probe->scratch);
     }
     demand_add(&probe->sum, x, info->layers);
+    demand_add(&probe->pooled, all, info->layers);
 }
 
 static int probe_due(const struct calibration *how, int tokens)
@@ -151,6 +157,8 @@ int engine_calibrate(struct engine *engine, const int32_t *const *prompts, const
         out->probes = count;
         out->samples = probe.sum.samples;
         demand_finish(&probe.sum, out->layers, out->demand);
+        demand_finish(&probe.pooled, out->layers, out->demand_pooled);
+        out->has_demand_pooled = 1;
     }
     probe_free(&probe);
     return rc;

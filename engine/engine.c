@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "alloc/plan.h"
 #include "engine/internal.h"
 
 #define PREFILL_CHUNK_TOKENS 256
@@ -254,6 +255,13 @@ static int request_check(const struct engine *engine, const struct request *requ
     if (request->policy.scorer != SCORER_NONE && request->policy.window_tokens > ENGINE_WINDOW_TOKENS) {
         return kvf_fail(err, KVF_EINVAL, "policy %s: window: the engine remembers %d queries, got %d",
                         request->policy.name, ENGINE_WINDOW_TOKENS, request->policy.window_tokens);
+    }
+    if (policy_plan_is_online(&request->policy) || request->policy.prompt != PROMPT_AT_FIRST_INTERVAL ||
+        request->policy.protect_prompt || request->policy.stop_after_think) {
+        return kvf_fail(err, KVF_EUNSUPPORTED,
+                        "policy %s: this engine runs neither plans measured while decoding nor another schedule than "
+                        "the default one",
+                        request->policy.name);
     }
     if (policy_needs_profile(&request->policy)) {
         if (request->profile == NULL) {

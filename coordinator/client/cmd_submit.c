@@ -26,8 +26,7 @@
          0,                                                                                                            \
          0,                                                                                                            \
          "LIST",                                                                                                       \
-         "policies, each NAME or NAME:key=value,key=value: full streaming snapkv rkv reasonalloc "                     \
-         "reasonalloc-relative random"},                                                                               \
+         "policies, each NAME or NAME:key=value,key=value, as kvfleet policies lists them"},                           \
         {"budget",    'b',    CONF_LIST,                                                                               \
          AT(budgets), NULL,   0,                                                                                       \
          0,           "LIST", "KV entries kept per layer and head, window and sinks included"},                        \

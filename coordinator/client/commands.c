@@ -9,6 +9,7 @@ const struct command *const commands[] = {
     &command_results,
     &command_workers,
     &command_keys,
+    &command_policies,
     &command_calibrate,
     &command_generate,
     NULL,

@@ -8,7 +8,7 @@
 #include "coordinator/client/settings.h"
 
 extern const struct command command_sweep, command_submit, command_status, command_watch, command_cancel,
-    command_results, command_calibrate, command_generate, command_workers, command_keys;
+    command_results, command_calibrate, command_generate, command_workers, command_keys, command_policies;
 
 /* Opens a session with the settings' coordinator, keys and timeout; `stop` may be NULL. */
 KVF_MUSTCHECK int session_begin(const struct settings *settings, const volatile sig_atomic_t *stop,

@@ -4,7 +4,7 @@
 
 #include "alloc/apportion.h"
 #include "alloc/compact.h"
-#include "alloc/profile.h"
+#include "alloc/plan.h"
 #include "alloc/route.h"
 #include "alloc/score.h"
 #include "alloc/select.h"
@@ -213,11 +213,12 @@ START_TEST(head_routing_equals_reference)
             policy.sinks_tokens = sinks;
             policy.beta = golden_real(row, "beta");
             policy.mu = golden_real(row, "mu");
-            int entries[64], candidates[64], cap[64], total = 0, held = 0, binds = 0;
+            int entries[64], candidates[64], always[64], cap[64], total = 0, held = 0, binds = 0;
             const json_t *caps = json_object_get(row, "cap");
             for (int h = 0; h < heads; h++) {
                 entries[h] = (int)json_integer_value(json_array_get(json_object_get(row, "n"), (size_t)h));
-                candidates[h] = entries[h] - window - sinks > 0 ? entries[h] - window - sinks : 0;
+                always[h] = window + sinks;
+                candidates[h] = entries[h] - always[h] > 0 ? entries[h] - always[h] : 0;
                 cap[h] = json_is_array(caps) ? (int)json_integer_value(json_array_get(caps, (size_t)h)) : entries[h];
                 binds += cap[h] < entries[h];
                 total += candidates[h];
@@ -235,8 +236,14 @@ START_TEST(head_routing_equals_reference)
                     rank[at] = score_rank(relative ? scores[at] * (float)entries[h] : scores[at]);
             struct route route;
             struct kvf_err err = {""};
-            int rc = route_reasonalloc(&policy, window, heads, entries, candidates, rank,
-                                       json_is_array(caps) ? cap : NULL, budget, &route, &err);
+            const struct route_input input = {.heads = heads,
+                                              .entries = entries,
+                                              .always = always,
+                                              .candidates = candidates,
+                                              .rank = rank,
+                                              .cap = json_is_array(caps) ? cap : NULL,
+                                              .layer_budget = budget};
+            int rc = route_reasonalloc(&policy, &input, &route, &err);
             if (json_object_get(expected, "error") != NULL) {
                 ck_assert_int_eq(rc, KVF_EINVAL);
                 free(rank);
@@ -344,14 +351,15 @@ static struct inputs inputs_of(const json_t *score)
 static int is_built(const json_t *row)
 {
     const char *kind = golden_text(row, "kind");
-    if (strcmp(kind, "rkv_score") == 0) return strcmp(golden_text(row, "direction"), "last") == 0;
+    const char *direction = golden_text(row, "direction");
+    if (strcmp(kind, "rkv_score") == 0) return strcmp(direction, "last") == 0 || strcmp(direction, "first") == 0;
     return strcmp(kind, "snap_score") == 0 && strcmp(golden_text(row, "variant"), "rkv_repo") == 0;
 }
 
 START_TEST(scores_equal_reference)
 {
     struct compact_kernels kernels = compact_kernels_plain();
-    size_t index, rkv = 0, snap = 0;
+    size_t index, rkv = 0, snap = 0, firsts = 0;
     json_t *row;
     json_array_foreach(cases, index, row)
     {
@@ -372,8 +380,10 @@ START_TEST(scores_equal_reference)
                 near_expect(id, "S", pooled, golden_array(arrays, json_object_get(row, "S")) + h * past, past);
                 continue;
             }
-            score_redundancy(&kernels, keys, in.n, in.d, golden_real(row, "threshold"), unit, sum, relieved, column,
-                             red);
+            const int is_first = strcmp(golden_text(row, "direction"), "first") == 0;
+            score_redundancy(&kernels, keys, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit, sum,
+                             relieved, column, red);
+            firsts += (size_t)is_first;
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);
             near_expect(id, "red", red, golden_array(arrays, json_object_get(row, "red")) + h * in.n, in.n);
@@ -394,6 +404,7 @@ START_TEST(scores_equal_reference)
         free(relieved);
     }
     ck_assert_int_gt(rkv, 45);
+    ck_assert_int_gt(firsts, 1);
     ck_assert_int_gt(snap, 15);
 }
 END_TEST
@@ -441,6 +452,7 @@ START_TEST(kept_sets_equal_reference)
         if (is_rkv) {
             policy.lambda = golden_real(score, "lambda");
             policy.similarity = golden_real(score, "threshold");
+            policy.retain = strcmp(golden_text(score, "direction"), "first") == 0 ? RETAIN_FIRST : RETAIN_LAST;
         }
         const float *keys[8];
         int entries[8];

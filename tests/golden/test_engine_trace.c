@@ -4,7 +4,7 @@
 #include <check.h>
 #include <inttypes.h>
 
-#include "alloc/profile.h"
+#include "alloc/plan.h"
 #include "engine/cpu/ops.h"
 #include "engine/kv/kv.h"
 #include "tests/golden/golden.h"

@@ -187,7 +187,7 @@ START_TEST(permuted_heads_get_permuted_results)
         layer_make(&layer, round % 2);
         layer.budget -= layer.budget % layer.heads; /* what is left over goes to the first heads */
         struct policy policy = policy_of(evicting[_i], &layer);
-        if (policy.scorer == SCORER_RANDOM) return; /* keyed by head */
+        if (strcmp(policy.name, "random") == 0) return; /* keyed by head */
         mixed = layer;
         int heads = layer.heads, row = layer.group * layer.d;
         for (int h = 0; h < heads; h++) {
@@ -256,6 +256,28 @@ START_TEST(uniform_reasonalloc_is_rkv)
 }
 END_TEST
 
+/* One set of entries for all heads: what is left over of the budget stays unused, no head keeps one more. */
+START_TEST(shared_entries_stay_shared)
+{
+    struct layer layer;
+    struct result result;
+    int compacted = 0;
+    state = 450;
+    for (int round = 0; round < LAYERS_TRIED; round++) {
+        layer_make(&layer, 1);
+        for (int h = 1; h < layer.heads; h++) memcpy(layer.positions[h], layer.positions[0], sizeof layer.positions[0]);
+        const struct policy policy = policy_of("tova", &layer);
+        layer_compact(&policy, &layer, &result);
+        for (int h = 1; h < layer.heads && !result.noop; h++) {
+            ck_assert_int_eq(result.count[h], layer.budget / layer.heads);
+            ck_assert_mem_eq(result.kept[h], result.kept[0], sizeof result.kept[0]);
+            compacted++;
+        }
+    }
+    ck_assert_int_gt(compacted, LAYERS_TRIED / 4);
+}
+END_TEST
+
 START_TEST(full_and_large_budgets_do_nothing)
 {
     struct layer layer;
@@ -316,27 +338,44 @@ START_TEST(random_depends_on_position_only)
 }
 END_TEST
 
-/* Scores that are not numbers must lose against all others, and must not upset anything else. */
-START_TEST(broken_keys_do_not_break_the_rest)
+/* A score that is not finite decides nothing: the layer is refused, and the line says where. Scorers that read no keys
+ * do not notice. */
+START_TEST(broken_keys_are_an_error)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY, 3e38f};
     struct layer layer;
     struct result result, before;
+    int refusals = 0;
     state = 707;
     for (int round = 0; round < LAYERS_TRIED; round++) {
         layer_make(&layer, 1);
         struct policy policy = policy_of(evicting[_i], &layer);
         layer_compact(&policy, &layer, &before);
         int h = next_int(0, layer.heads - 1);
-        layer.keys[h][next_int(0, layer.entries[h] * layer.d - 1)] = bad[round % 4];
-        layer_compact(&policy, &layer, &result);
-        ck_assert_int_eq(result.noop, before.noop);
-        for (int g = 0; g < layer.heads && !result.noop; g++)
-            if (g != h && policy.router == ROUTER_UNIFORM) {
-                ck_assert_int_eq(result.count[g], before.count[g]);
-                ck_assert_mem_eq(result.kept[g], before.kept[g], sizeof result.kept[g]);
-            }
+        /* Before the window: SnapKV reads no key of it. */
+        layer.keys[h][next_int(0, (layer.entries[h] - layer.window) * layer.d - 1)] = bad[round % 4];
+        struct compact_input input = layer_input(&layer);
+        struct compact_work *work = compact_work_new(layer.heads, layer.group, layer.d, layer.window, MOST_ENTRIES);
+        const int32_t *kept[MOST_HEADS];
+        struct kvf_err err = {.text = ""};
+        const int rc = compact_layer(&policy, &input, NULL, work, kept, result.count, &result.noop, &err);
+        const int reads_keys = strcmp(policy.name, "streaming") != 0 && strcmp(policy.name, "random") != 0;
+        char head[32];
+        snprintf(head, sizeof head, "head %d,", h);
+        if (before.noop || !reads_keys) {
+            ck_assert_int_eq(rc, KVF_OK);
+            ck_assert_int_eq(result.noop, before.noop);
+        } else if (rc != KVF_OK) {
+            refusals++;
+            ck_assert_int_eq(rc, KVF_EINVAL);
+            ck_assert_msg(strstr(err.text, policy.name) != NULL && strstr(err.text, head) != NULL, "%s", err.text);
+        } else {
+            /* An infinite logit below all others is a probability of 0; a NaN never is anything. */
+            ck_assert(round % 4 != 0);
+        }
+        compact_work_destroy(&work);
     }
+    if (_i != 0 && _i != EVICTING - 1) ck_assert_int_gt(refusals, LAYERS_TRIED / 8);
 }
 END_TEST
 
@@ -388,9 +427,10 @@ int main(void)
     tcase_add_loop_test(tc, permuted_heads_get_permuted_results, 0, EVICTING);
     tcase_add_test(tc, lambda_one_is_snapkv);
     tcase_add_test(tc, uniform_reasonalloc_is_rkv);
+    tcase_add_test(tc, shared_entries_stay_shared);
     tcase_add_test(tc, full_and_large_budgets_do_nothing);
     tcase_add_test(tc, random_depends_on_position_only);
-    tcase_add_loop_test(tc, broken_keys_do_not_break_the_rest, 0, EVICTING);
+    tcase_add_loop_test(tc, broken_keys_are_an_error, 0, EVICTING);
     tcase_add_test(tc, wrong_calls_are_refused);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc/policy.h"
+#include "alloc/scorer.h"
 
 static struct policy parsed(const char *text)
 {
@@ -27,31 +28,63 @@ static void refused(const char *text, const char *first, const char *second)
 
 START_TEST(presets_are_what_the_papers_say)
 {
-    static const char *const names[] = {"full",  "streaming", "snapkv", "rkv", "reasonalloc", "reasonalloc-relative",
-                                        "random"};
-    for (int i = 0; i < 7; i++) {
-        ck_assert_str_eq(policy_preset_name(i), names[i]);
-        ck_assert_str_eq(parsed(names[i]).name, names[i]);
-        ck_assert_int_eq(policy_needs_profile(&(struct policy){.plan = parsed(names[i]).plan}), i == 4 || i == 5);
-    }
-    ck_assert_ptr_null(policy_preset_name(7));
+    int count = 0, scorers = 0;
+    for (; policy_preset_name(count) != NULL; count++)
+        ck_assert_str_eq(parsed(policy_preset_name(count)).name, policy_preset_name(count));
+    while (scorer_at(scorers) != NULL) scorers++;
+    ck_assert_int_ge(scorers, 13);
+    ck_assert_int_eq(count, scorers + 11);
     ck_assert_ptr_null(policy_preset_name(-1));
+    for (int i = 0; scorer_at(i) != NULL; i++) {
+        ck_assert_int_eq(parsed(scorer_at(i)->name).scorer, i);
+        ck_assert_int_eq(scorer_find(scorer_at(i)->name, (int)strlen(scorer_at(i)->name)), i);
+    }
     ck_assert_int_eq(parsed("full").scorer, SCORER_NONE);
-    ck_assert_int_eq(parsed("random").scorer, SCORER_RANDOM);
+    ck_assert_str_eq(parsed("none").name, "full");
+    static const struct {
+        const char *name, *scorer, *parts;
+        enum policy_plan plan;
+        enum policy_router router;
+        enum policy_scores scores;
+        int profile, online;
+    } wanted[] = {
+        {"pyramid-rkv", "rkv", "+pyramid", PLAN_PYRAMID, ROUTER_UNIFORM, SCORES_RAW, 0, 0},
+        {"ada-rkv", "rkv", "+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+        {"layer-only", "rkv", "+wave", PLAN_WAVE, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
+        {"head-only", "rkv", "+reasonalloc", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RAW, 0, 0},
+        {"head-only-relative", "rkv", "+reasonalloc:scores=relative", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RELATIVE,
+         0, 0},
+        {"reasonalloc", "rkv", "+reasonalloc+wave", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RAW, 1, 0},
+        {"reasonalloc-relative", "rkv", "+wave+reasonalloc:scores=relative", PLAN_WAVE, ROUTER_REASONALLOC,
+         SCORES_RELATIVE, 1, 0},
+        {"zigzag-rkv", "rkv", "+zigzag", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
+        {"cake", "snapkv", "+cake", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW, 0, 1},
+        {"dynamic", "rkv", "+dynamic+reasonalloc", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW, 0, 1},
+        {"ada-snapkv", "snapkv", "+uniform+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+    };
+    for (int i = 0; i < 11; i++) {
+        char text[96];
+        snprintf(text, sizeof text, "%s%s", wanted[i].scorer, wanted[i].parts);
+        struct policy preset = parsed(wanted[i].name), same = parsed(text);
+        ck_assert_msg(memcmp(&preset, &same, sizeof preset) == 0, "%s is %s", text, same.name);
+        ck_assert_str_eq(scorer_at(preset.scorer)->name, wanted[i].scorer);
+        ck_assert(preset.plan == wanted[i].plan && preset.router == wanted[i].router);
+        ck_assert_int_eq(preset.scores, wanted[i].scores);
+        ck_assert_int_eq(policy_needs_profile(&preset), wanted[i].profile);
+        ck_assert_int_eq(policy_plan_is_online(&preset), wanted[i].online);
+    }
     struct policy streaming = parsed("streaming"), snapkv = parsed("snapkv"), policy = parsed("reasonalloc");
-    ck_assert_int_eq(streaming.scorer, SCORER_STREAMING);
     ck_assert_int_eq(streaming.sinks_tokens, 4);
     ck_assert_int_eq(streaming.window_tokens, 8);
-    ck_assert_int_eq(snapkv.scorer, SCORER_SNAPKV);
     ck_assert(snapkv.window_tokens == 8 && snapkv.kernel == 7 && snapkv.sinks_tokens == 0);
-    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_WAVE && policy.router == ROUTER_REASONALLOC);
+    ck_assert(policy.plan == PLAN_WAVE && policy.router == ROUTER_REASONALLOC);
     ck_assert(policy.window_tokens == 8 && policy.sinks_tokens == 0 && policy.kernel == 7);
     ck_assert(policy.lambda == 0.1 && policy.similarity == 0.5 && policy.gamma == 0.5 && policy.beta == 0.5);
     ck_assert(policy.clip_low == 0.25 && policy.clip_high == 2.0 && policy.mu == 0.25);
     ck_assert_int_eq(policy.scores, SCORES_RAW);
     ck_assert_int_eq(parsed("reasonalloc-relative").scores, SCORES_RELATIVE);
     policy = parsed("rkv");
-    ck_assert(policy.scorer == SCORER_RKV && policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
+    ck_assert(policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
 }
 END_TEST
 
@@ -69,6 +102,15 @@ START_TEST(parameters_are_set_and_named)
         {"reasonalloc-relative:scores=raw,mu=.5", "reasonalloc:mu=0.5"},
         {"reasonalloc:beta=-0", "reasonalloc:beta=0"},
         {"rkv:lambda=0.30000000000000004", "rkv:lambda=0.30000000000000004"},
+        {"rkv+wave+reasonalloc:beta=0.5,mu=0.25", "reasonalloc"},
+        {"rkv+reasonalloc+wave", "reasonalloc"},
+        {"rkv+uniform+uniform", "rkv"},
+        {"none+uniform", "full"},
+        {"snapkv+uniform+cake", "cake"},
+        {"head-only:scores=relative,beta=1", "head-only-relative:beta=1"},
+        {"lava+ada+cake:ema=0.5", "lava+cake+ada:ema=0.5"},
+        {"vatp:sinks=4", "vatp"},
+        {"rkv:reduce=method,prompt=at-first-interval,protect-prompt=0", "rkv"},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         struct policy a = parsed(same[i][0]), b = parsed(same[i][1]), again = parsed(a.name);
@@ -76,6 +118,15 @@ START_TEST(parameters_are_set_and_named)
         ck_assert_msg(memcmp(&a, &again, sizeof a) == 0, "%s reads back as %s", a.name, again.name);
     }
     ck_assert_str_eq(parsed("rkv:lambda=0.07").name, "rkv:lambda=0.07");
+    ck_assert_str_eq(parsed("snapkv+ada+pyramid:alpha=0.5,pyramid-beta=10,pool=avg").name,
+                     "snapkv+pyramid+ada:pool=avg,pyramid-beta=10,alpha=0.5");
+    policy = parsed("critical-kv+wave+ada:reduce=max-prob,pool=avg,floor=protect,demand=pooled,scores=relative,"
+                    "prompt=at-prefill,protect-prompt=1,stop-after-think=1");
+    ck_assert(policy.reduce == REDUCE_MAX_PROB && policy.pool == POOL_AVG && policy.floor == FLOOR_PROTECT);
+    ck_assert(policy.demand == DEMAND_POOLED && policy.scores == SCORES_RELATIVE);
+    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 1 && policy.stop_after_think == 1);
+    ck_assert_int_eq(parsed("rkv:retain=first").retain, RETAIN_FIRST);
+    ck_assert_int_eq(parsed("expected-attention").sinks_tokens, 4);
     ck_assert_str_eq(parsed("reasonalloc:clip-high=3,gamma=1").name, "reasonalloc:gamma=1,clip-high=3");
 }
 END_TEST
@@ -94,6 +145,27 @@ START_TEST(bad_text_is_refused_in_one_line)
     refused("snapkv:lambda=1", "lambda", "kernel");
     refused("streaming:kernel=7", "kernel", "sinks");
     refused("rkv:lambda=0.1,lambda=0.2", "lambda", "twice");
+    refused("full+wave", "full", "no layer plan");
+    refused("full+ada", "full", "no layer plan");
+    refused("tova+ada", "tova", "same entries");
+    refused("tova+reasonalloc+wave", "tova", "same entries");
+    refused("streaming+reasonalloc", "streaming", "not on one scale");
+    refused("knorm+cake+ada", "knorm", "not on one scale");
+    refused("rkv+wave+pyramid", "pyramid", "layer plan");
+    refused("rkv+ada+reasonalloc", "reasonalloc", "head router");
+    refused("rkv+wave+ada+uniform", "uniform", "one too many");
+    refused("rkv+magic", "magic", "pyramid");
+    refused("rkv+", "rkv", "reasonalloc");
+    refused("+rkv", "+rkv", "SCORER");
+    refused("wave", "wave", "SCORER");
+    refused("rkv+snapkv", "snapkv", "layer plan");
+    refused("ada-rkv+wave", "ada-rkv", "preset");
+    refused("reasonalloc+wave", "reasonalloc", "preset");
+    refused("streaming:scores=relative", "scores", "sinks");
+    refused("rkv+wave:rho=0.9", "rho", "gamma");
+    refused("rkv:reduce=sum", "reduce", "max-logit");
+    refused("rkv:protect-prompt=2", "protect-prompt", "1");
+    refused("cake:ema=1", "ema", "0.99");
     refused("rkv:lambda=2", "lambda", "2");
     refused("rkv:lambda=-0.1", "lambda", "-0.1");
     refused("rkv:lambda=nan", "lambda", "nan");
@@ -116,6 +188,43 @@ START_TEST(bad_text_is_refused_in_one_line)
     refused(text, "policy", "full");
     memcpy(text, "rkv:", 4);
     refused(text, "rkv", "");
+}
+END_TEST
+
+/* The tables behind a listing: every parameter is used by somebody, and its default is what a policy has. */
+START_TEST(listings_say_what_parsing_does)
+{
+    struct policy_part part;
+    struct policy_parameter parameter;
+    int presets = 0, parameters = 0;
+    for (; policy_part_at(PART_PRESET, presets, &part); presets++) {
+        ck_assert_str_eq(part.name, policy_preset_name(presets));
+        const struct policy preset = parsed(part.name), same = parsed(part.meaning);
+        ck_assert_msg(memcmp(&preset, &same, sizeof preset) == 0, "%s is not %s", part.name, part.meaning);
+        ck_assert_str_ne(part.source, "");
+    }
+    ck_assert_ptr_null(policy_preset_name(presets));
+    for (; policy_parameter_at(parameters, &parameter); parameters++) {
+        int used = 0;
+        ck_assert_msg(parameter.used_by[0] != '\0' && parameter.meaning[0] != '\0', "%s", parameter.name);
+        for (int i = 0; policy_preset_name(i) != NULL; i++) {
+            char text[320], value[32];
+            const struct policy policy = parsed(policy_preset_name(i));
+            if (!policy_parameter_of(&policy, parameters, value, sizeof value)) continue;
+            used++;
+            snprintf(text, sizeof text, "%s:%s=%s", policy.name, parameter.name, value);
+            ck_assert_str_eq(parsed(text).name, policy.name);
+            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0)
+                ck_assert_str_eq(value, parameter.standard);
+        }
+        ck_assert_msg(used > 0, "no preset reads %s", parameter.name);
+    }
+    ck_assert_int_eq(parameters, 32);
+    ck_assert(policy_part_at(PART_PLAN, 1, &part) && strcmp(part.name, "pyramid") == 0);
+    ck_assert(policy_part_at(PART_ROUTER, 2, &part) && strcmp(part.name, "reasonalloc") == 0);
+    ck_assert(policy_part_at(PART_SCORER, 0, &part) && strcmp(part.name, "none") == 0);
+    ck_assert(!policy_part_at(PART_PLAN, 7, &part) && !policy_part_at(PART_ROUTER, -1, &part));
+    ck_assert(!policy_parameter_at(-1, &parameter) && !policy_parameter_at(parameters, &parameter));
 }
 END_TEST
 
@@ -143,6 +252,7 @@ int main(void)
     tcase_add_test(tc, presets_are_what_the_papers_say);
     tcase_add_test(tc, parameters_are_set_and_named);
     tcase_add_test(tc, bad_text_is_refused_in_one_line);
+    tcase_add_test(tc, listings_say_what_parsing_does);
     tcase_add_test(tc, budgets_leave_room_for_one_choice);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);

@@ -1,5 +1,5 @@
 /* Compaction in the page cache: schedule, what stays, real bytes, pages back in the pool. */
-#include "alloc/profile.h"
+#include "alloc/plan.h"
 #include "tests/unit/kv_fixture.h"
 
 static const struct kv_shape shape = {
