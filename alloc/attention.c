@@ -28,7 +28,8 @@ void attention_pooled(const struct policy *policy, enum policy_reduce method, co
     const float *queries = in->queries + (in->query_rows - window) * stride + (int64_t)head * group * d;
     float *attention = scratch->second;
     if (reduce == REDUCE_MAX_LOGIT) {
-        score_importance(kernels, keys, past, d, queries, window, stride, group, scratch->row, attention);
+        score_tiles(keys, past, d, scratch->tile);
+        score_importance(kernels, scratch->tile, past, d, queries, window, stride, group, scratch->row, attention);
     } else {
         const int is_max = reduce == REDUCE_MAX_PROB;
         const float weight = 1.0f / (float)(is_max ? window : window * group);

@@ -20,7 +20,8 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->head_dim = head_dim;
     work->max_window = max_window;
     work->max_entries = max_entries;
-    const size_t words = 2 * n + n + n + n * d + 4 * d + d * d + n + n + 3 * heads * n;
+    const size_t padded = (n + SCORE_TILE - 1) / SCORE_TILE * SCORE_TILE;
+    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n + 3 * heads * n;
     float *at = malloc(words * sizeof *at);
     if (at == NULL) {
         free(work);
@@ -28,13 +29,14 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     }
     work->bytes = (int64_t)(sizeof *work + words * sizeof *at);
     work->scratch.row = at;
-    work->scratch.first = at += 2 * n;
+    work->scratch.first = at += 5 * padded;
     work->scratch.second = at += n;
-    work->scratch.unit = at += n;
-    work->scratch.vector = at += n * d;
-    work->scratch.matrix = at += 4 * d;
+    work->scratch.tile = at += n;
+    work->scratch.unit = at += padded * d;
+    work->scratch.vector = at += padded * d;
+    work->scratch.matrix = at += 17 * d;
     work->scratch.column = at += d * d;
-    work->scratch.marker = (int32_t *)(at += n);
+    work->scratch.marker = (int32_t *)(at += padded);
     at += n;
     for (size_t h = 0; h < heads; h++) work->score[h] = at + h * n;
     work->rank = (uint32_t *)(at += heads * n);
@@ -59,6 +61,7 @@ struct compact_kernels compact_kernels_of(const struct compact_kernels *lent)
 {
     struct compact_kernels kernels = compact_kernels_plain();
     if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
+    if (lent != NULL && lent->dot_tiles != NULL) kernels.dot_tiles = lent->dot_tiles;
     if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
     return kernels;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define DOT_LANES 8
-#define SCAN_ROWS 16
+#define SCAN_ROWS 4 /* what one dot_tiles takes */
 
 /* Eight partial sums, so that the compiler may use vectors without changing the order that the source fixes. */
 static void dot_rows_plain(const float *a, const float *rows, int n, int d, float *out)
@@ -17,6 +17,21 @@ static void dot_rows_plain(const float *a, const float *rows, int n, int d, floa
             for (int lane = 0; lane < DOT_LANES; lane++) sum[lane] += a[k + lane] * rows[k + lane];
         for (int lane = 0; k + lane < d; lane++) sum[lane] += a[k + lane] * rows[k + lane];
         out[i] = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    }
+}
+
+static void dot_tiles_plain(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d,
+                            float *out, int64_t out_stride)
+{
+    for (int t = 0; t < count; t++, tiles += (int64_t)d * SCORE_TILE) {
+        for (int r = 0; r < rows; r++) {
+            float sum[SCORE_TILE] = {0};
+            for (int k = 0; k < d; k++) {
+                const float x = a[r][k * step];
+                for (int lane = 0; lane < SCORE_TILE; lane++) sum[lane] += x * tiles[k * SCORE_TILE + lane];
+            }
+            memcpy(out + r * out_stride + t * SCORE_TILE, sum, sizeof sum);
+        }
     }
 }
 
@@ -53,7 +68,8 @@ static void exp_rows_plain(const float *in, int n, float *out)
 
 struct compact_kernels compact_kernels_plain(void)
 {
-    return (struct compact_kernels){.dot_rows = dot_rows_plain, .exp_rows = exp_rows_plain};
+    return (struct compact_kernels){
+        .dot_rows = dot_rows_plain, .dot_tiles = dot_tiles_plain, .exp_rows = exp_rows_plain};
 }
 
 /* Eight maxima and eight sums, as in dot_rows_plain. */
@@ -74,24 +90,48 @@ float score_exp(const struct compact_kernels *kernels, float *x, int n)
     return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
-void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
+void score_tiles(const float *keys, int n, int d, float *tiles)
+{
+    for (int first = 0; first < n; first += SCORE_TILE, tiles += (int64_t)d * SCORE_TILE) {
+        const int lanes = n - first < SCORE_TILE ? n - first : SCORE_TILE;
+        if (lanes < SCORE_TILE) memset(tiles, 0, (size_t)d * SCORE_TILE * sizeof *tiles);
+        for (int lane = 0; lane < lanes; lane++) {
+            const float *key = keys + (int64_t)(first + lane) * d;
+            for (int k = 0; k < d; k++) tiles[k * SCORE_TILE + lane] = key[k];
+        }
+    }
+}
+
+static int tiles_of(int n)
+{
+    return (n + SCORE_TILE - 1) / SCORE_TILE;
+}
+
+void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
                       int rows, int64_t row_stride, int group, float *logit, float *importance)
 {
-    float *other = logit + past;
+    const int count = tiles_of(past), padded = count * SCORE_TILE, all = rows * group;
     const float scale = 1.0f / sqrtf((float)d);
+    float *top = logit + SCAN_ROWS * (int64_t)padded; /* largest of the group so far */
     memset(importance, 0, (size_t)past * sizeof *importance);
-    for (int w = 0; w < rows; w++) {
-        const float *query = queries + w * row_stride;
-        kernels->dot_rows(query, keys, past, d, logit);
-        for (int g = 1; g < group; g++) {
-            kernels->dot_rows(query + (int64_t)g * d, keys, past, d, other);
-            /* A NaN wins and stays, so that it reaches the caller, who reports it. */
-            for (int j = 0; j < past; j++)
-                logit[j] = (other[j] > logit[j]) | (other[j] != other[j]) ? other[j] : logit[j];
+    for (int first = 0; first < all; first += SCAN_ROWS) {
+        const int taken = all - first < SCAN_ROWS ? all - first : SCAN_ROWS;
+        const float *query[SCAN_ROWS];
+        for (int i = 0; i < taken; i++)
+            query[i] = queries + (first + i) / group * row_stride + (int64_t)((first + i) % group) * d;
+        kernels->dot_tiles(query, 1, taken, tiles, count, d, logit, padded);
+        for (int i = 0; i < taken; i++) {
+            const int g = (first + i) % group;
+            const float *own = logit + (int64_t)i * padded;
+            if (g == 0)
+                memcpy(top, own, (size_t)past * sizeof *top);
+            else /* a NaN wins and stays, so that it reaches the caller, who reports it */
+                for (int j = 0; j < past; j++) top[j] = (own[j] > top[j]) | (own[j] != own[j]) ? own[j] : top[j];
+            if (g < group - 1) continue;
+            for (int j = 0; j < past; j++) top[j] *= scale;
+            const float share = 1.0f / (score_exp(kernels, top, past) * (float)rows);
+            for (int j = 0; j < past; j++) importance[j] += top[j] * share;
         }
-        for (int j = 0; j < past; j++) logit[j] *= scale;
-        const float share = 1.0f / (score_exp(kernels, logit, past) * (float)rows);
-        for (int j = 0; j < past; j++) importance[j] += logit[j] * share;
     }
 }
 
@@ -115,66 +155,87 @@ void score_avg_pool(const float *in, int n, int kernel, float *out)
     for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
 
-/* Newest entry after i whose cosine with i is above the threshold; -1 if there is none. */
-static int32_t similar_after(const struct compact_kernels *kernels, const float *unit, int n, int d, int i,
-                             float threshold)
+/* Unit keys of one tile, added to the lanes of their sum [d][16]; own: the inner product of each with itself [16]. */
+static void tile_normalise(const float *tile, int d, float *unit, float *lanes, float *own)
 {
-    float row[SCAN_ROWS];
-    for (int end = n; end > i + 1; end -= SCAN_ROWS) {
-        const int begin = end - SCAN_ROWS > i + 1 ? end - SCAN_ROWS : i + 1;
-        kernels->dot_rows(unit + (int64_t)i * d, unit + (int64_t)begin * d, end - begin, d, row);
-        for (int j = end - 1; j >= begin; j--)
-            if (row[j - begin] > threshold) return j;
+    float norm[SCORE_TILE] = {0};
+    memset(own, 0, SCORE_TILE * sizeof *own);
+    for (int k = 0; k < d; k++)
+        for (int j = 0; j < SCORE_TILE; j++) norm[j] += tile[k * SCORE_TILE + j] * tile[k * SCORE_TILE + j];
+    for (int j = 0; j < SCORE_TILE; j++) norm[j] = sqrtf(norm[j]) + 1e-8f;
+    for (int k = 0; k < d; k++) {
+        for (int j = 0; j < SCORE_TILE; j++) {
+            const float x = tile[k * SCORE_TILE + j] / norm[j];
+            unit[k * SCORE_TILE + j] = x;
+            lanes[k * SCORE_TILE + j] += x;
+            own[j] += x * x;
+        }
     }
-    return -1;
 }
 
-/* Newest entry before i whose cosine with i is above the threshold; 0 if there is none, as the rule wants. after[j] is
- * what entry j found after itself: it tells where pair (j, i) was already looked at, and cosines are symmetric. */
-static int32_t similar_before(const struct compact_kernels *kernels, const float *unit, int d, int i, float threshold,
-                              const int32_t *after)
+/* Rows first...first + rows - 1 of the cosine matrix: the newest entry whose cosine is above the threshold, entry 0
+ * where there is none, and that cosine. */
+static void rows_scan(const struct compact_kernels *kernels, const float *unit, int n, int d, float threshold,
+                      int first, int rows, int32_t *relieved, float *cosine)
 {
-    float row[SCAN_ROWS];
-    for (int end = i; end > 0; end -= SCAN_ROWS) {
-        const int begin = end > SCAN_ROWS ? end - SCAN_ROWS : 0;
-        int open = 0;
-        for (int j = begin; j < end; j++) open |= after[j] > i;
-        if (open) kernels->dot_rows(unit + (int64_t)i * d, unit + (int64_t)begin * d, end - begin, d, row);
-        for (int j = end - 1; j >= begin; j--)
-            if (after[j] == i || (after[j] > i && row[j - begin] > threshold)) return j;
+    const float *row[SCAN_ROWS];
+    float dot[SCAN_ROWS][SCORE_TILE];
+    int open = rows;
+    for (int r = 0; r < rows; r++) {
+        const int i = first + r;
+        row[r] = unit + (int64_t)(i / SCORE_TILE) * d * SCORE_TILE + i % SCORE_TILE;
+        relieved[i] = -1;
     }
-    return 0;
+    for (int t = isinf(threshold) ? 0 : tiles_of(n) - 1; t >= 0 && open > 0; t--) {
+        kernels->dot_tiles(row, SCORE_TILE, rows, unit + (int64_t)t * d * SCORE_TILE, 1, d, dot[0], SCORE_TILE);
+        const int begin = t * SCORE_TILE, lanes = n - begin < SCORE_TILE ? n - begin : SCORE_TILE;
+        for (int r = 0; r < rows; r++) {
+            const int i = first + r;
+            if (relieved[i] >= 0) continue;
+            int any = 0;
+            for (int j = 0; j < SCORE_TILE; j++) any |= dot[r][j] > threshold;
+            if (!any && t > 0) continue;
+            unsigned similar = 0;
+            for (int j = 0; j < SCORE_TILE; j++) similar |= (unsigned)(dot[r][j] > threshold) << j;
+            similar &= (1u << lanes) - 1;
+            if (i / SCORE_TILE == t) similar &= ~(1u << i % SCORE_TILE);
+            if (similar == 0 && t > 0) continue;
+            const int lane = similar == 0 ? 0 : 31 - __builtin_clz(similar);
+            relieved[i] = begin + lane;
+            cosine[r] = dot[r][lane];
+            open--;
+        }
+    }
 }
 
-void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
-                      float *unit, float *sum, int32_t *relieved, float *column, float *redundancy)
+void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
+                      float *unit, float *vector, int32_t *relieved, float *column, float *redundancy)
 {
-    memset(sum, 0, (size_t)d * sizeof *sum);
-    for (int i = 0; i < n; i++) {
-        const float *key = keys + (int64_t)i * d;
-        float *to = unit + (int64_t)i * d, square;
-        kernels->dot_rows(key, key, 1, d, &square);
-        const float norm = sqrtf(square) + 1e-8f;
-        for (int k = 0; k < d; k++) to[k] = key[k] / norm;
-        for (int k = 0; k < d; k++) sum[k] += to[k];
+    const int count = tiles_of(n);
+    float *sum = vector, *lanes = vector + d, cosine[SCAN_ROWS] = {0};
+    memset(lanes, 0, (size_t)d * SCORE_TILE * sizeof *lanes);
+    for (int t = 0; t < count; t++) {
+        const int64_t at = (int64_t)t * d * SCORE_TILE;
+        float own[SCORE_TILE];
+        tile_normalise(tiles + at, d, unit + at, lanes, own);
+        for (int j = 0; j < SCORE_TILE && t * SCORE_TILE + j < n; j++) redundancy[t * SCORE_TILE + j] = own[j];
     }
-    kernels->dot_rows(sum, unit, n, d, column);
-    for (int i = 0; i < n; i++)
-        relieved[i] = isinf(threshold) ? 0 : similar_after(kernels, unit, n, d, i, (float)threshold);
-    /* From the last entry on: those before i still say what they found after themselves. */
-    for (int i = n - 1; i >= 0; i--)
-        if (relieved[i] < 0) relieved[i] = similar_before(kernels, unit, d, i, (float)threshold, relieved);
-    for (int i = 0; i < n; i++) {
-        const float *own = unit + (int64_t)i * d;
-        float dot;
-        kernels->dot_rows(own, own, 1, d, &dot);
-        column[i] -= dot;
-        if (relieved[i] == i) continue; /* entry 0 without a similar one: its diagonal is gone already */
-        kernels->dot_rows(own, unit + (int64_t)relieved[i] * d, 1, d, &dot);
-        column[relieved[i]] -= dot;
+    for (int k = 0; k < d; k++) {
+        const float *lane = lanes + k * SCORE_TILE;
+        float half[DOT_LANES];
+        for (int j = 0; j < DOT_LANES; j++) half[j] = lane[j] + lane[j + DOT_LANES];
+        sum[k] = ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
     }
-    for (int j = 0; j < n; j++) redundancy[j] = column[j] / (float)n;
-    if (column != redundancy) memcpy(column, redundancy, (size_t)n * sizeof *column);
+    const float *one = sum;
+    kernels->dot_tiles(&one, 1, 1, unit, count, d, column, 0);
+    for (int j = 0; j < n; j++) column[j] -= redundancy[j]; /* the diagonal */
+    for (int first = 0; first < n; first += SCAN_ROWS) {
+        const int rows = n - first < SCAN_ROWS ? n - first : SCAN_ROWS;
+        rows_scan(kernels, unit, n, d, (float)threshold, first, rows, relieved, cosine);
+        for (int r = 0; r < rows; r++)
+            if (relieved[first + r] != first + r) column[relieved[first + r]] -= cosine[r];
+    }
+    for (int j = 0; j < n; j++) redundancy[j] = column[j] /= (float)n;
     const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;
 }

@@ -12,9 +12,15 @@ struct compact_kernels compact_kernels_plain(void);
 /* x[j] := exp(x[j] - max x) and returns the sum: a softmax but for the division. n >= 1. */
 float score_exp(const struct compact_kernels *kernels, float *x, int n);
 
+/* Entries of one tile: 16 logits come from one pass over head_dim. */
+#define SCORE_TILE 16
+/* keys [n][d] -> tiles [n / 16 rounded up][d][16]; entries that do not exist are 0. */
+void score_tiles(const float *keys, int n, int d, float *tiles);
+
 /* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
- * keys [n][d]; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch [2 * past]. */
-void score_importance(const struct compact_kernels *kernels, const float *keys, int past, int d, const float *queries,
+ * tiles: of `past` or more keys; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch
+ * [5 * (past rounded up to 16)]. */
+void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
                       int rows, int64_t row_stride, int group, float *logit, float *importance);
 
 /* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
@@ -24,12 +30,12 @@ void score_avg_pool(const float *in, int n, int kernel, float *out);
 
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
- * exists: column sums come from the sum of all unit keys, and a row is scanned from its newest end to its first hit, a
- * pair of keys at most once: n (n - 1) / 2 inner products where nothing is similar, far fewer in real text. Threshold
- * INFINITY: nothing is similar, and no row is scanned. unit:
- * scratch [n][d]; sum: scratch [d]; relieved: the entry that each row exempts [n]. */
-void score_redundancy(const struct compact_kernels *kernels, const float *keys, int n, int d, double threshold,
-                      float *unit, float *sum, int32_t *relieved, float *column, float *redundancy);
+ * exists: column sums come from the sum of all unit keys, and rows are scanned, four at a time, from the newest tile to
+ * their first hit. Threshold INFINITY: nothing is similar, and no row is scanned. tiles: of the n keys, as score_tiles;
+ * unit: scratch of the same size; vector: scratch [17 * d]; relieved: the entry that each row exempts [n]; column:
+ * [n rounded up to 16]. */
+void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
+                      float *unit, float *vector, int32_t *relieved, float *column, float *redundancy);
 
 /* sum_k |x[k]|, k < d. */
 float score_l1(const float *x, int d);

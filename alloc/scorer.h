@@ -20,15 +20,17 @@ enum scorer_needs {
     NEEDS_ROPE = 16,  /* rotation frequencies, to take a query's rotation back */
 };
 
-/* Scratch for the largest layer; a scorer may use all of it, nothing in it survives a call. */
+/* Scratch for the largest layer, padded = max_entries rounded up to 16; a scorer may use all of it, nothing in it
+ * survives a call. */
 struct score_scratch {
-    float *row;      /* [2 * max_entries] */
+    float *row;      /* [5 * padded] */
     float *first;    /* [max_entries] */
     float *second;   /* [max_entries] */
-    float *unit;     /* [max_entries][head_dim] */
-    float *vector;   /* [4 * head_dim] */
+    float *tile;     /* [padded / 16][head_dim][16] */
+    float *unit;     /* [padded][head_dim], or as tile */
+    float *vector;   /* [17 * head_dim] */
     float *matrix;   /* [head_dim][head_dim] */
-    float *column;   /* [max_entries] */
+    float *column;   /* [padded] */
     int32_t *marker; /* [max_entries] */
 };
 

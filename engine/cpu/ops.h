@@ -103,6 +103,9 @@ struct cpu_ops {
     void (*exp_rows)(const float *in, int n, float *out);
     /* out[i] = sum_k a[k] rows[i * d + k] (compact_kernels.dot_rows) */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
+    /* compact_kernels.dot_tiles */
+    void (*dot_tiles)(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+                      int64_t out_stride);
     /* Round to nearest even bf16; NULL where the set has no use for it. */
     void (*to_half)(const float *in, int n, uint16_t *out);
 };

@@ -473,6 +473,49 @@ void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out)
     }
 }
 
+INLINE void dot_tile(const float *const *a, int64_t step, int rows, const float *tile, int d, float *out,
+                     int64_t out_stride)
+{
+    __m256 sum[4][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < d; k++) {
+        __m256 low = _mm256_loadu_ps(tile + k * 16), high = _mm256_loadu_ps(tile + k * 16 + LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m256 x = _mm256_broadcast_ss(a[r] + k * step);
+            sum[r][0] = _mm256_fmadd_ps(x, low, sum[r][0]);
+            sum[r][1] = _mm256_fmadd_ps(x, high, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        _mm256_storeu_ps(out + r * out_stride, sum[r][0]);
+        _mm256_storeu_ps(out + r * out_stride + LANES, sum[r][1]);
+    }
+}
+
+void avx2_dot_tiles(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+                    int64_t out_stride)
+{
+    for (int t = 0; t < count; t++, tiles += (int64_t)d * 16, out += 16) {
+        switch (rows) {
+        case 4:
+            dot_tile(a, step, 4, tiles, d, out, out_stride);
+            break;
+        case 3:
+            dot_tile(a, step, 3, tiles, d, out, out_stride);
+            break;
+        case 2:
+            dot_tile(a, step, 2, tiles, d, out, out_stride);
+            break;
+        default:
+            dot_tile(a, step, 1, tiles, d, out, out_stride);
+            break;
+        }
+    }
+}
+
 const struct cpu_ops cpu_ops_avx2 = {
     .name = "avx2",
     .bf16_kind = PANEL_BF16,
@@ -483,5 +526,6 @@ const struct cpu_ops cpu_ops_avx2 = {
     .silu_mul = avx2_silu_mul,
     .exp_rows = avx2_exp_rows,
     .dot_rows = avx2_dot_rows,
+    .dot_tiles = avx2_dot_tiles,
 };
 #endif

@@ -10,5 +10,7 @@ void avx2_rope(const float *in, const float *cosines, const float *sines, int he
 void avx2_silu_mul(const float *gate, const float *up, int n, float *out);
 void avx2_exp_rows(const float *in, int n, float *out); /* in may be out */
 void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out);
+void avx2_dot_tiles(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+                    int64_t out_stride);
 
 #endif

@@ -254,6 +254,7 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .silu_mul = avx2_silu_mul,
     .exp_rows = avx2_exp_rows,
     .dot_rows = avx2_dot_rows,
+    .dot_tiles = avx2_dot_tiles,
     .to_half = avx512_to_half,
 };
 #endif

@@ -176,6 +176,20 @@ static void dot_rows(const float *a, const float *rows, int n, int d, float *out
     }
 }
 
+static void dot_tiles(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+                      int64_t out_stride)
+{
+    for (int t = 0; t < count; t++, tiles += (int64_t)d * CPU_PAGE_ENTRIES) {
+        for (int r = 0; r < rows; r++) {
+            float sum[CPU_PAGE_ENTRIES] = {0};
+            for (int k = 0; k < d; k++) {
+                for (int j = 0; j < CPU_PAGE_ENTRIES; j++) sum[j] += a[r][k * step] * tiles[k * CPU_PAGE_ENTRIES + j];
+            }
+            memcpy(out + r * out_stride + t * CPU_PAGE_ENTRIES, sum, sizeof sum);
+        }
+    }
+}
+
 const struct cpu_ops cpu_ops_plain = {
     .name = "plain",
     .bf16_kind = PANEL_BF16,
@@ -186,4 +200,5 @@ const struct cpu_ops cpu_ops_plain = {
     .silu_mul = silu_mul,
     .exp_rows = exp_rows,
     .dot_rows = dot_rows,
+    .dot_tiles = dot_tiles,
 };

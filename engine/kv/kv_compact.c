@@ -34,19 +34,40 @@ static void head_gather(const struct kv_pool *pool, struct kv_scratch *scratch, 
     scratch->head_entries[head] = list->entries;
 }
 
-/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes. Rounding a
- * bf16 key that was widened gives it back. */
+/* Key numbers of one page: to[k][lane] = from[lane][k * 16] for 16 lanes at once, which makes whole rows of it. */
+#define KEYS_PACK(type)                                                                                                \
+    for (int k = 0; k < dim; k++) {                                                                                    \
+        type row[KV_PAGE_ENTRIES];                                                                                     \
+        for (int lane = 0; lane < KV_PAGE_ENTRIES; lane++) {                                                           \
+            row[lane] = ((const type *)from[lane])[k * KV_PAGE_ENTRIES];                                               \
+        }                                                                                                              \
+        memcpy((type *)page + (ptrdiff_t)k * KV_PAGE_ENTRIES, row, sizeof row);                                        \
+    }
+
+/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes: a page is
+ * made of itself and of later ones, row by row. */
 static void head_pack(const struct kv_pool *pool, const struct kv_scratch *scratch, struct kv_list *list, int head)
 {
-    int dim = pool->shape.head_dim, count = scratch->keep_count[head];
+    int dim = pool->shape.head_dim, count = scratch->keep_count[head], first = 0;
     const int32_t *kept = scratch->kept[head], *positions = scratch->head_positions[head];
-    const float *keys = scratch->head_keys[head];
-    for (int e = 0; e < count; e++) {
-        int from = kept[e];
-        if (from == e) continue;
-        kv_key_write(pool, list, e, keys + (int64_t)from * dim);
-        memcpy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, from), (size_t)dim * pool->number_bytes);
-        *kv_entry_position(pool, list, e) = positions[from];
+    size_t value_bytes = (size_t)dim * (size_t)pool->number_bytes;
+    while (first < count && kept[first] == first) first++;
+    for (int e = first; e < count; e++) {
+        memcpy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, kept[e]), value_bytes);
+        *kv_entry_position(pool, list, e) = positions[kept[e]];
+    }
+    for (first -= first % KV_PAGE_ENTRIES; first < count; first += KV_PAGE_ENTRIES) {
+        unsigned char *page = list->pages[first / KV_PAGE_ENTRIES];
+        const void *from[KV_PAGE_ENTRIES];
+        for (int lane = 0; lane < KV_PAGE_ENTRIES; lane++) { /* lanes past the last entry: anything that is there */
+            int e = first + lane < count ? kept[first + lane] : kept[count - 1];
+            from[lane] = list->pages[e / KV_PAGE_ENTRIES] + e % KV_PAGE_ENTRIES * pool->number_bytes;
+        }
+        if (pool->shape.half) {
+            KEYS_PACK(uint16_t)
+        } else {
+            KEYS_PACK(float)
+        }
     }
     list->entries = count;
 }

@@ -367,13 +367,15 @@ START_TEST(scores_equal_reference)
         const char *id = golden_text(row, "id");
         struct inputs in = inputs_of(row);
         const int past = in.n - in.window, is_rkv = golden_text(row, "kind")[0] == 'r';
-        float *work = malloc((size_t)(in.n * (in.d + 8) + in.d) * sizeof *work);
+        float *work = malloc((size_t)((in.n + 15) * (2 * in.d + 9) + 17 * in.d) * sizeof *work);
         int32_t *relieved = malloc((size_t)in.n * sizeof *relieved);
-        float *imp = work, *pooled = imp + in.n, *logit = pooled + in.n, *column = logit + 2 * in.n;
-        float *red = column + in.n, *sum = red + in.n, *unit = sum + in.d;
+        float *imp = work, *pooled = imp + in.n, *red = pooled + in.n, *vector = red + in.n;
+        float *logit = vector + 17 * in.d, *column = logit + 5 * (in.n + 15), *unit = column + in.n + 15;
+        float *tiles = unit + (in.n + 15) * in.d;
         for (int h = 0; h < in.heads; h++) {
             const float *keys = in.keys + (size_t)h * in.n * in.d;
-            score_importance(&kernels, keys, past, in.d, in.queries + h * in.group * in.d, in.window,
+            score_tiles(keys, in.n, in.d, tiles);
+            score_importance(&kernels, tiles, past, in.d, in.queries + h * in.group * in.d, in.window,
                              (int64_t)in.heads * in.group * in.d, in.group, logit, imp);
             score_max_pool(imp, past, golden_int(row, "kernel"), pooled);
             if (!is_rkv) {
@@ -381,8 +383,8 @@ START_TEST(scores_equal_reference)
                 continue;
             }
             const int is_first = strcmp(golden_text(row, "direction"), "first") == 0;
-            score_redundancy(&kernels, keys, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit, sum,
-                             relieved, column, red);
+            score_redundancy(&kernels, tiles, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit,
+                             vector, relieved, column, red);
             firsts += (size_t)is_first;
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);

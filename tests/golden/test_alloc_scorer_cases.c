@@ -7,7 +7,7 @@
 #include "alloc/select.h"
 #include "tests/golden/golden.h"
 
-enum { MOST_HEADS = 8, MOST_ENTRIES = 640 };
+enum { MOST_HEADS = 8, MOST_DIM = 128, MOST_ENTRIES = 640 };
 
 static char *arrays;
 static json_t *cases;
@@ -81,7 +81,8 @@ static struct compact_input compact_input_of(const struct inputs *in, int budget
 }
 
 struct scratch {
-    float row[2 * MOST_ENTRIES], first[MOST_ENTRIES], second[MOST_ENTRIES];
+    float row[5 * (MOST_ENTRIES + 15)], first[MOST_ENTRIES], second[MOST_ENTRIES];
+    float tile[(MOST_ENTRIES + 15) * MOST_DIM];
 };
 
 START_TEST(tova_equals_reference)
@@ -101,7 +102,8 @@ START_TEST(tova_equals_reference)
 
         /* Without a window the original's rule: the newest entry competes as well. */
         static struct scratch buffer;
-        struct score_scratch scratch = {.row = buffer.row, .first = buffer.first, .second = buffer.second};
+        struct score_scratch scratch = {
+            .row = buffer.row, .first = buffer.first, .second = buffer.second, .tile = buffer.tile};
         static float scores[MOST_HEADS][MOST_ENTRIES];
         float *score[MOST_HEADS];
         for (int h = 0; h < in.heads; h++) score[h] = scores[h];
@@ -254,7 +256,8 @@ START_TEST(window_attention_equals_every_variant)
         const struct policy policy = policy_named(text);
         const struct compact_input input = compact_input_of(&in, in.n);
         static struct scratch buffer;
-        struct score_scratch scratch = {.row = buffer.row, .first = buffer.first, .second = buffer.second};
+        struct score_scratch scratch = {
+            .row = buffer.row, .first = buffer.first, .second = buffer.second, .tile = buffer.tile};
         const int past = in.n - in.rows, summed = strcmp(golden_text(row, "rows"), "sum") == 0;
         const float *expected = golden_array(arrays, json_object_get(row, "S"));
         for (int h = 0; h < in.heads; h++, expected += past) {

@@ -50,7 +50,8 @@ END_TEST
 START_TEST(redundancy_equals_the_whole_matrix)
 {
     const struct compact_kernels kernels = compact_kernels_plain();
-    static float keys[MOST * MOST_DIM], unit[MOST * MOST_DIM], sum[MOST_DIM], column[MOST], redundancy[MOST];
+    static float keys[MOST * MOST_DIM], tiles[(MOST + 15) * MOST_DIM];
+    static float unit[(MOST + 15) * MOST_DIM], vector[17 * MOST_DIM], column[MOST + 15], redundancy[MOST];
     static double wide[MOST][MOST_DIM], cosine[MOST][MOST];
     int32_t relieved[MOST];
     int found_after = 0, found_before = 0, none = 0;
@@ -65,7 +66,8 @@ START_TEST(redundancy_equals_the_whole_matrix)
             for (int k = 0; k < d; k++) keys[j * d + k] = centre[c][k] + noise * next_value();
         }
         if (n > 3 && round % 5 == 0) memset(keys + 2 * d, 0, (size_t)d * sizeof *keys);
-        score_redundancy(&kernels, keys, n, d, (double)threshold, unit, sum, relieved, column, redundancy);
+        score_tiles(keys, n, d, tiles);
+        score_redundancy(&kernels, tiles, n, d, (double)threshold, unit, vector, relieved, column, redundancy);
 
         for (int i = 0; i < n; i++) {
             double square = 0;

@@ -114,20 +114,22 @@ static struct score_scratch scratch_new(void)
         if ((size_t)layer.entries[h] > most) most = (size_t)layer.entries[h];
     int32_t *marker = malloc(most * sizeof *marker);
     ck_assert_ptr_nonnull(marker);
-    return (struct score_scratch){.row = floats(2 * most),
+    const size_t padded = (most + 15) / 16 * 16;
+    return (struct score_scratch){.row = floats(5 * padded),
                                   .first = floats(most),
                                   .second = floats(most),
-                                  .unit = floats(most * d),
-                                  .vector = floats(4 * d),
+                                  .tile = floats(padded * d),
+                                  .unit = floats(padded * d),
+                                  .vector = floats(17 * d),
                                   .matrix = floats(d * d),
-                                  .column = floats(most),
+                                  .column = floats(padded),
                                   .marker = marker};
 }
 
 static void scratch_free(struct score_scratch *scratch)
 {
-    float *all[] = {scratch->row,    scratch->first,  scratch->second, scratch->unit,
-                    scratch->vector, scratch->matrix, scratch->column};
+    float *all[] = {scratch->row,  scratch->first,  scratch->second, scratch->unit,
+                    scratch->tile, scratch->vector, scratch->matrix, scratch->column};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
     free(scratch->marker);
 }

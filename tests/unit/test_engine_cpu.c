@@ -358,6 +358,45 @@ START_TEST(dots)
 }
 END_TEST
 
+/* Each output is one sum over k in order: the same with any number of rows and tiles. */
+START_TEST(tile_dots)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    enum { TILES = 3, STRIDE = 16 * TILES + 5 };
+    for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
+        for (int step = 1; step <= 16; step += 15) {
+            float *a = random_floats((size_t)(4 * d * step)), *tiles = random_floats((size_t)(16 * TILES * d));
+            const float *row[4];
+            for (int r = 0; r < 4; r++) row[r] = step == 1 ? a + r * d : a + r;
+            for (int rows = 1; rows <= 4; rows++) {
+                float out[4 * STRIDE], one[16];
+                for (int i = 0; i < 4 * STRIDE; i++) out[i] = NAN;
+                ops->dot_tiles(row, step, rows, tiles, TILES, d, out, STRIDE);
+                for (int r = 0; r < rows; r++) {
+                    for (int j = 0; j < 16 * TILES; j++) {
+                        double sum = 0;
+                        for (int k = 0; k < d; k++) {
+                            sum += (double)row[r][k * step] * (double)tiles[(j / 16 * d + k) * 16 + j % 16];
+                        }
+                        ck_assert_msg(fabs(sum - (double)out[r * STRIDE + j]) < 1e-4, "%s rows %d d %d", ops->name,
+                                      rows, d);
+                    }
+                    for (int t = 0; t < TILES; t++) {
+                        ops->dot_tiles(row + r, step, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
+                        ck_assert_mem_eq(one, out + r * STRIDE + t * 16, sizeof one);
+                    }
+                    for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
+                }
+                for (int i = rows * STRIDE; i < 4 * STRIDE; i++) ck_assert(isnan(out[i]));
+            }
+            free(a);
+            free(tiles);
+        }
+    }
+}
+END_TEST
+
 START_TEST(sets_by_name)
 {
     ck_assert_ptr_eq(cpu_ops_find("auto"), cpu_ops_at(0));
@@ -415,6 +454,7 @@ int main(void)
     tcase_add_loop_test(tc, exponential, 0, SETS);
     tcase_add_loop_test(tc, vectors, 0, SETS);
     tcase_add_loop_test(tc, dots, 0, SETS);
+    tcase_add_loop_test(tc, tile_dots, 0, SETS);
     tcase_add_test(tc, sets_by_name);
     tcase_add_loop_test(tc, threads_take_each_item_once, 0, 3);
     suite_add_tcase(suite, tc);
