@@ -195,12 +195,10 @@ static void rows_scan(const struct compact_kernels *kernels, const float *unit, 
             int any = 0;
             for (int j = 0; j < SCORE_TILE; j++) any |= dot[r][j] > threshold;
             if (!any && t > 0) continue;
-            unsigned similar = 0;
-            for (int j = 0; j < SCORE_TILE; j++) similar |= (unsigned)(dot[r][j] > threshold) << j;
-            similar &= (1u << lanes) - 1;
-            if (i / SCORE_TILE == t) similar &= ~(1u << i % SCORE_TILE);
-            if (similar == 0 && t > 0) continue;
-            const int lane = similar == 0 ? 0 : 31 - __builtin_clz(similar);
+            int lane = lanes - 1;
+            while (lane >= 0 && (!(dot[r][lane] > threshold) || begin + lane == i)) lane--;
+            if (lane < 0 && t > 0) continue;
+            if (lane < 0) lane = 0;
             relieved[i] = begin + lane;
             cosine[r] = dot[r][lane];
             open--;
