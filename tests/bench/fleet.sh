@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The quickstart's sweep: emitted tokens over the wall time of the job, two workers of one core each.
 KVF_LEASE=60s KVF_HEARTBEAT=5s
+export KVFLEET_KV_TYPE=${KVFLEET_KV_TYPE:-bf16} # as deploy/quickstart
 . "$KVF_SOURCE/tests/fleet.sh"
 fleet_up 0
 for i in 1 2; do taskset -c $(((i - 1) % $(nproc))) true && worker_up "worker$i"; done
