@@ -1,7 +1,8 @@
 /* pool.c
  *
- * `ticket` holds the job's number in its upper half and the items not yet taken in its lower; a thread takes the last
- * of them by moving the ticket down with compare-and-swap. It reads the job's fields (work, arg) before that. The
+ * `ticket` holds the job's number in its upper half and the items not yet taken in its lower; a thread takes the first
+ * of them by moving the ticket down with compare-and-swap: in order, so that what an item prefetches past its end is
+ * what somebody reads next. It reads the job's fields (work, arg, items) before that. The
  * fields change only after every item of the job was counted as done, so while a ticket says that items are left they
  * belong to that job; if they were read too late, the ticket has changed too and the exchange fails.
  */
@@ -29,6 +30,7 @@ struct pool {
 
     void (*_Atomic work)(void *, int, int);
     void *_Atomic arg;
+    atomic_int items;
     atomic_uint_fast64_t ticket; /* release: publishes the job */
     atomic_int done;             /* release: publishes an item's results */
 
@@ -52,11 +54,12 @@ static void pool_take(struct pool *pool, int thread)
     while ((uint32_t)ticket > 0) {
         void (*work)(void *, int, int) = atomic_load_explicit(&pool->work, memory_order_relaxed);
         void *arg = atomic_load_explicit(&pool->arg, memory_order_relaxed);
+        int items = atomic_load_explicit(&pool->items, memory_order_relaxed);
         if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1, memory_order_acq_rel,
                                                    memory_order_acquire)) {
             continue;
         }
-        work(arg, (int)((uint32_t)ticket - 1), thread);
+        work(arg, items - (int)(uint32_t)ticket, thread);
         atomic_fetch_add_explicit(&pool->done, 1, memory_order_release);
         ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     }
@@ -144,11 +147,12 @@ int pool_threads(const struct pool *pool)
 void pool_run(struct pool *pool, void (*work)(void *arg, int item, int thread), void *arg, int items)
 {
     if (pool->threads == 1 || items <= 1) {
-        for (int i = items - 1; i >= 0; i--) work(arg, i, 0);
+        for (int i = 0; i < items; i++) work(arg, i, 0);
         return;
     }
     atomic_store_explicit(&pool->work, work, memory_order_relaxed);
     atomic_store_explicit(&pool->arg, arg, memory_order_relaxed);
+    atomic_store_explicit(&pool->items, items, memory_order_relaxed);
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
     uint64_t job = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store(&pool->ticket, job << 32 | (uint32_t)items);

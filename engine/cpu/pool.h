@@ -1,6 +1,6 @@
 /* pool.h: the compute threads of one engine. Internal to engine/.
  *
- * pool_run cuts a piece of work in items that the caller's thread and the helpers take, the last one first; it returns
+ * pool_run cuts a piece of work in items that the caller's thread and the helpers take, the first one first; it returns
  * when all are done. Which thread takes an item must not matter to its result. One thread may call pool_run, never from
  * inside an item. A helper that the operating system keeps off the CPU delays nobody: only taken items are waited for.
  */
