@@ -17,6 +17,13 @@ static void softmax_add(const struct compact_kernels *kernels, const float *quer
     for (int j = 0; j < counted; j++) sum[j] += row[j] * share;
 }
 
+const float *attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head)
+{
+    if (in->key_tiles != NULL) return in->key_tiles[head];
+    score_tiles(in->keys[head], in->entries[head], in->head_dim, scratch->tile);
+    return scratch->tile;
+}
+
 void attention_pooled(const struct policy *policy, enum policy_reduce method, const struct compact_input *in,
                       const struct compact_kernels *kernels, struct score_scratch *scratch, int head, int window,
                       float *out)
@@ -24,12 +31,11 @@ void attention_pooled(const struct policy *policy, enum policy_reduce method, co
     const enum policy_reduce reduce = policy->reduce == REDUCE_METHOD ? method : policy->reduce;
     const int d = in->head_dim, group = in->group, past = in->entries[head] - window;
     const int64_t stride = (int64_t)in->kv_heads * group * d;
-    const float *keys = in->keys[head];
     const float *queries = in->queries + (in->query_rows - window) * stride + (int64_t)head * group * d;
     float *attention = scratch->second;
     if (reduce == REDUCE_MAX_LOGIT) {
-        score_tiles(keys, past, d, scratch->tile);
-        score_importance(kernels, scratch->tile, past, d, queries, window, stride, group, scratch->row, attention);
+        score_importance(kernels, attention_tiles(in, scratch, head), past, d, queries, window, stride, group,
+                         scratch->row, attention);
     } else {
         const int is_max = reduce == REDUCE_MAX_PROB;
         const float weight = 1.0f / (float)(is_max ? window : window * group);
@@ -38,8 +44,8 @@ void attention_pooled(const struct policy *policy, enum policy_reduce method, co
             float *sum = is_max ? scratch->first : attention;
             if (is_max) memset(sum, 0, (size_t)past * sizeof *sum);
             for (int w = 0; w < window; w++)
-                softmax_add(kernels, queries + w * stride + (int64_t)g * d, keys, past + w + 1, past, d, weight,
-                            scratch->row, sum);
+                softmax_add(kernels, queries + w * stride + (int64_t)g * d, in->keys[head], past + w + 1, past, d,
+                            weight, scratch->row, sum);
             if (!is_max) continue;
             /* A NaN wins and stays, so that it reaches the caller, who reports it. */
             for (int j = 0; j < past; j++)

@@ -20,4 +20,7 @@ void attention_pooled(const struct policy *policy, enum policy_reduce method, co
 void attention_newest(const struct compact_input *in, const struct compact_kernels *kernels,
                       struct score_scratch *scratch, int head, float *out);
 
+/* The head's keys as tiles: those given, or made in scratch->tile. */
+const float *attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head);
+
 #endif

@@ -94,6 +94,15 @@ static int budget_check(const struct policy *policy, const struct compact_input 
 }
 
 /* Whether all that the scorer reads is there. */
+int compact_reads_rows(const struct policy *policy)
+{
+    const struct scorer *scorer = scorer_at(policy->scorer);
+    /* Window attention reads tiles only where the group's largest logit is taken. */
+    const int by_method = policy->reduce == REDUCE_METHOD || policy->reduce == REDUCE_MAX_LOGIT;
+    return (scorer->needs & NEEDS_ROWS) || ((scorer->needs & NEEDS_QUERIES) && !by_method) ||
+           policy_plan_is_online(policy);
+}
+
 static int needs_check(const struct policy *policy, const struct compact_input *in, int window, struct kvf_err *err)
 {
     const struct scorer *scorer = scorer_at(policy->scorer);
@@ -108,6 +117,9 @@ static int needs_check(const struct policy *policy, const struct compact_input *
         {NEEDS_OUTPUT, in->output != NULL, "output projection"},
         {NEEDS_ROPE, in->rope_frequency != NULL, "rotation frequencies"},
     };
+    if (in->keys == NULL && (in->key_tiles == NULL || compact_reads_rows(policy)))
+        return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no keys, expected %s", policy->name,
+                        compact_reads_rows(policy) ? "rows" : "tiles or rows");
     for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
         if ((scorer->needs & needs[i].need) && !needs[i].there)
             return kvf_fail(err, KVF_EINVAL, "compaction with policy %s: no %s, expected what scorer %s reads",

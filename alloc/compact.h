@@ -28,6 +28,9 @@ struct compact_input {
     int group; /* query heads per kv head */
     int head_dim;
     const float *const *keys;        /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const float *const *key_tiles;   /* the same keys as the cache stores them, [kv_head] -> [entry / 16][head_dim][16],
+                                      * what no entry fills being 0; may be NULL. Where they are given, `keys` may be
+                                      * NULL unless compact_reads_rows */
     const float *const *values;      /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
     const float *const *mass;        /* [kv_head] -> [entry] attention received since the entry was appended: the sum
                                       * over steps of the mean over the group of the softmax; NULL unless needed */
@@ -47,6 +50,9 @@ struct compact_input {
     double *demand; /* [kv_head] the layer's part of the sequence's memory (plan.h), updated by a compaction
                      * that evicts; NULL unless policy_memory_doubles asks for it */
 };
+
+/* Whether scoring (or measuring an online plan) reads keys one after the other, in `keys`. */
+int compact_reads_rows(const struct policy *policy);
 
 struct compact_work; /* opaque scratch */
 /* For layers of up to max_entries entries in each of kv_heads heads. Memory grows on no later call. */

@@ -17,6 +17,7 @@ enum scorer_needs {
     NEEDS_VALUES = 2,
     NEEDS_MASS = 4,   /* attention that an entry has received since it was appended */
     NEEDS_OUTPUT = 8, /* the layer's output projection */
+    NEEDS_ROWS = 32,  /* keys one after the other; else tiles do, see compact_input.key_tiles */
     NEEDS_ROPE = 16,  /* rotation frequencies, to take a query's rotation back */
 };
 

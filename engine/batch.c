@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include "alloc/plan.h"
 #include "engine/internal.h"
 
 int64_t clock_us(void)
@@ -54,6 +55,7 @@ void run_free(struct run *run)
     free(run->prompt);
     free(run->output);
     free(run->layer_budget);
+    free(run->memory);
     free(run);
 }
 
@@ -105,24 +107,32 @@ void run_finish(struct engine *engine, struct run *run, enum finish_reason reaso
 
 /* ---- pages ---- */
 
-/* Pages set aside for a sequence at admission. An evicting policy needs its prompt or budget + interval, whichever is
- * more. Full cache grows to the end; half of the longest output is set aside, since few outputs reach it, and the
- * sequences that were too many are sent back. */
+static struct kv_schedule schedule_of(const struct run *run)
+{
+    return (struct kv_schedule){.prompt_tokens = run->request.prompt_tokens,
+                                .budget_tokens = run->request.budget_tokens,
+                                .interval_tokens = run->request.interval_tokens};
+}
+
+/* Pages set aside for a sequence at admission: all that it can come to hold. Where only its length bounds that (full
+ * cache, stop-after-think) half of the longest output is set aside, since few outputs reach it, and the sequences that
+ * were too many are sent back. */
 static int64_t pages_wanted(const struct engine *engine, const struct run *run)
 {
+    const struct kv_schedule schedule = schedule_of(run);
     int64_t prompt = run->request.prompt_tokens, longest = prompt + run->request.max_new_tokens;
-    int64_t entries = (prompt + longest + 1) / 2;
-    if (run->evicts) {
-        int64_t most = (int64_t)run->request.budget_tokens + run->request.interval_tokens;
-        if (most < prompt) most = prompt;
-        entries = longest < most ? longest : most;
+    int64_t entries = kv_entries_bound(&run->request.policy, &schedule, longest);
+    if (run->request.policy.scorer == SCORER_NONE || run->request.policy.stop_after_think) {
+        entries = (prompt + longest + 1) / 2;
     }
     return kv_pages_needed(engine->kv, entries);
 }
 
 /* A new attempt: what an earlier one left behind goes; times stay, they were spent. */
-static void run_restart(struct run *run)
+static void run_restart(const struct engine *engine, struct run *run)
 {
+    int carried = policy_memory_doubles(&run->request.policy, engine->info.layers, engine->info.kv_heads);
+    for (int i = 0; i < carried; i++) run->memory[i] = 0.0;
     run->prefilled = run->outputs = 0;
     run->ending = -1;
     run->detok = (struct detok){0};
@@ -148,14 +158,14 @@ static void batch_admit(struct engine *engine)
             if (prompt > kv_pool_free_pages(engine->kv)) return;
         }
         struct kvf_err why = {""};
-        if (kv_seq_open(engine->kv, &run->seq, &why) != 0) {
+        if (kv_seq_open(engine->kv, &run->request.policy, &run->seq, &why) != 0) {
             if (engine->running_count > 0) return;
             snprintf(run->figures.error, sizeof run->figures.error, "%s", why.text);
             run_finish(engine, run, FINISH_ERROR);
             continue;
         }
         queue_remove(engine, run);
-        run_restart(run);
+        run_restart(engine, run);
         run->state = RUN_PREFILL;
         engine->running[engine->running_count++] = run;
         committed += wanted;
@@ -229,6 +239,15 @@ static void run_measure(struct engine *engine, struct run *run)
     if (run->state == RUN_DECODE) run->live_sum += (double)live;
 }
 
+static int run_is_due(const struct run *run)
+{
+    const struct policy *policy = &run->request.policy;
+    const struct kv_schedule schedule = schedule_of(run);
+    if (run->ending >= 0 || run->prefilled < run->request.prompt_tokens) return 0;
+    if (policy->stop_after_think && run->thinking_tokens >= 0) return 0;
+    return kv_compaction_due(run->seq, policy, &schedule);
+}
+
 /* Compacts, together, what is due among the first `count` chosen runs; each is charged an equal share of the time. */
 static void batch_compact(struct engine *engine, int count)
 {
@@ -236,13 +255,18 @@ static void batch_compact(struct engine *engine, int count)
     for (int s = 0; s < count; s++) {
         struct run *run = engine->chosen[s];
         const struct request *request = &run->request;
-        if (run->ending >= 0 || run->state != RUN_DECODE || !run->evicts ||
-            !kv_compaction_due(run->seq, &request->policy, request->budget_tokens, request->interval_tokens)) {
-            continue;
-        }
+        if (!run_is_due(run)) continue;
         engine->due_run[due] = run;
         engine->due[due++] = (struct kv_due){
-            .seq = run->seq, .policy = &request->policy, .layer_budget = run->layer_budget, .seed = request->seed};
+            .seq = run->seq,
+            .policy = &request->policy,
+            .model = &engine->scored,
+            .layer_budget = run->layer_budget,
+            .budget_tokens = request->budget_tokens,
+            .protected_tokens = request->policy.protect_prompt ? request->prompt_tokens : 0,
+            .memory = run->memory,
+            .seed = request->seed,
+        };
     }
     if (due == 0) return;
     int64_t begin = clock_us();
@@ -263,10 +287,9 @@ static void batch_compact(struct engine *engine, int count)
     }
 }
 
-/* Compacts the chosen runs that go on, finishes those that do not. */
+/* Finishes the chosen runs that do not go on. */
 static void batch_settle(struct engine *engine, int count)
 {
-    batch_compact(engine, count);
     for (int s = 0; s < count; s++) {
         struct run *run = engine->chosen[s];
         if (run->ending >= 0) run_finish(engine, run, (enum finish_reason)run->ending);
@@ -306,7 +329,11 @@ static int batch_prefill(struct engine *engine)
         run->prefilled += engine->segments[s].count;
         run->figures.prefill_us += spent * engine->segments[s].count / tokens;
         run_measure(engine, run);
-        if (!engine->segments[s].wants_logits) continue;
+    }
+    batch_compact(engine, segments); /* no token drawn yet: PROMPT_AT_PREFILL */
+    for (int s = 0; s < segments; s++) {
+        struct run *run = engine->chosen[s];
+        if (!engine->segments[s].wants_logits || run->ending >= 0) continue;
         run_draw(engine, run, engine->segments[s].logits);
     }
     batch_settle(engine, segments);
@@ -343,6 +370,7 @@ static int batch_decode(struct engine *engine)
     int64_t spent = clock_us() - begin;
     engine->counters.decode_us += spent;
     for (int s = 0; s < segments; s++) engine->chosen[s]->share_us += (double)spent / segments;
+    batch_compact(engine, segments);
     batch_settle(engine, segments);
     return segments;
 }

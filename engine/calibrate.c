@@ -138,7 +138,7 @@ int engine_calibrate(struct engine *engine, const int32_t *const *prompts, const
     rc = probe_new(&probe, err);
     for (int p = 0; rc == 0 && p < count; p++) {
         struct kv_seq *seq = NULL;
-        rc = kv_seq_open(engine->kv, &seq, err);
+        rc = kv_seq_open(engine->kv, NULL, &seq, err);
         if (rc != 0) break;
         rc = probe_run(&probe, seq, prompts[p], prompt_tokens[p], err);
         kv_seq_close(engine->kv, &seq);

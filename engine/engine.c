@@ -195,6 +195,7 @@ void engine_close(struct engine **engine)
     free(e->due);
     free(e->due_run);
     free(e->places);
+    free(e->output);
     kv_pool_destroy(&e->kv);
     decoder_destroy(&e->decoder);
     tokenizer_close(&e->tokenizer);
@@ -257,13 +258,6 @@ static int request_check(const struct engine *engine, const struct request *requ
         return kvf_fail(err, KVF_EINVAL, "policy %s: window: the engine remembers %d queries, got %d",
                         request->policy.name, ENGINE_WINDOW_TOKENS, request->policy.window_tokens);
     }
-    if (policy_plan_is_online(&request->policy) || request->policy.prompt != PROMPT_AT_FIRST_INTERVAL ||
-        request->policy.protect_prompt || request->policy.stop_after_think) {
-        return kvf_fail(err, KVF_EUNSUPPORTED,
-                        "policy %s: this engine runs neither plans measured while decoding nor another schedule than "
-                        "the default one",
-                        request->policy.name);
-    }
     if (policy_needs_profile(&request->policy)) {
         if (request->profile == NULL) {
             return kvf_fail(err, KVF_EINVAL, "policy %s: expected a wave profile of model %s, got none",
@@ -283,7 +277,10 @@ int engine_submit(struct engine *engine, const struct request *request, struct k
 {
     int rc = request_check(engine, request, err);
     if (rc != 0) return rc;
+    rc = engine_prepare(engine, &request->policy, err);
+    if (rc != 0) return rc;
     int room = engine->info.context_tokens - request->prompt_tokens;
+    int carried = policy_memory_doubles(&request->policy, engine->info.layers, engine->info.kv_heads);
     struct run *run = calloc(1, sizeof *run);
     if (run == NULL) return kvf_fail(err, KVF_ENOMEM, "request: no memory");
     run->request = *request;
@@ -292,15 +289,16 @@ int engine_submit(struct engine *engine, const struct request *request, struct k
     run->prompt = malloc((size_t)request->prompt_tokens * sizeof *run->prompt);
     run->output = malloc((size_t)run->request.max_new_tokens * sizeof *run->output);
     run->layer_budget = calloc((size_t)engine->info.layers, sizeof *run->layer_budget);
-    if (run->prompt == NULL || run->output == NULL || run->layer_budget == NULL) {
+    if (carried > 0) run->memory = calloc((size_t)carried, sizeof *run->memory);
+    if (run->prompt == NULL || run->output == NULL || run->layer_budget == NULL ||
+        (carried > 0 && run->memory == NULL)) {
         run_free(run);
         return kvf_fail(err, KVF_ENOMEM, "request of %d + %d tokens: no memory", request->prompt_tokens,
                         request->max_new_tokens);
     }
     memcpy(run->prompt, request->prompt_ids, (size_t)request->prompt_tokens * sizeof *run->prompt);
     run->request.prompt_ids = run->prompt;
-    run->evicts = request->policy.scorer != SCORER_NONE;
-    if (run->evicts) {
+    if (request->policy.scorer != SCORER_NONE) {
         rc = layer_plan_build(&request->policy, request->profile, engine->info.layers, engine->info.kv_heads,
                               request->budget_tokens, run->layer_budget, err);
     }
@@ -368,7 +366,7 @@ int engine_logits(struct engine *engine, const int32_t *ids, int count, float *l
     int rc = prompt_check(engine, ids, count, err);
     if (rc != 0) return rc;
     struct kv_seq *seq = NULL;
-    rc = kv_seq_open(engine->kv, &seq, err);
+    rc = kv_seq_open(engine->kv, NULL, &seq, err);
     if (rc != 0) return rc;
     for (int done = 0; rc == 0 && done < count;) {
         int chunk = count - done < engine->prefill_chunk_tokens ? count - done : engine->prefill_chunk_tokens;

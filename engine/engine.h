@@ -33,8 +33,9 @@ struct engine_info {
     char model_name[128], model_hash[65], architecture[64];
     char kernel_set[32]; /* the set that runs, and "+kv-bf16": bit-identity is promised within one such name */
     int layers, heads, kv_heads, head_dim, hidden, vocab, context_tokens;
-    int64_t parameters, weights_bytes, kv_reserved_bytes, workspace_bytes;
-    int64_t kv_bytes_per_token; /* of full cache */
+    int64_t parameters, weights_bytes;
+    int64_t kv_reserved_bytes, workspace_bytes; /* grow when a request's policy is the first to need more */
+    int64_t kv_bytes_per_token;                 /* of full cache */
     int max_batch, threads;
     const char *chat_family; /* NULL: none known */
 };

@@ -27,7 +27,7 @@ struct run {
     int32_t *prompt;        /* [request.prompt_tokens] */
     int32_t *output;        /* [request.max_new_tokens] */
     int64_t *layer_budget;  /* [layers] */
-    int evicts;             /* policy ever compacts */
+    double *memory;         /* policy_memory_doubles, what compactions remember; NULL: nothing */
     int cancelled;          /* asked for from inside a step */
 
     /* This attempt; a sequence that was sent back starts again and gives the same tokens. */
@@ -57,7 +57,10 @@ struct engine {
     struct compact_kernels kernels;
     struct engine_info info;
     int max_batch, prefill_chunk_tokens;
-    int kv_half; /* K and V are stored as bf16 */
+    int kv_half;            /* K and V are stored as bf16 */
+    struct kv_model scored; /* what scorers read of the model */
+    float *output;          /* [layers][heads][head_dim][hidden] or NULL: no request needed it yet */
+    int64_t output_bytes;
     int64_t total_pages;
     int32_t think_open_id, think_close_id; /* -1: not a token */
 
@@ -88,6 +91,10 @@ void run_finish(struct engine *engine, struct run *run, enum finish_reason reaso
 void run_free(struct run *run);
 /* Links a run into the queue at the place of its order. */
 void queue_insert(struct engine *engine, struct run *run);
+
+/* ---- prepare.c ---- */
+/* Makes what the policy's scorer reads and no earlier request needed; a step then allocates nothing. */
+int engine_prepare(struct engine *engine, const struct policy *policy, struct kvf_err *err);
 
 /* ---- text.c ---- */
 /* Feeds output token `index` (the last one: flush too) to the run's detokeniser and calls on_token if it is news. */

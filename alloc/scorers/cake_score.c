@@ -48,7 +48,7 @@ static void cake_score(const struct policy *policy, const struct compact_input *
 const struct scorer scorer_cake_score = {
     .name = "cake-score",
     .source = "CAKE, arXiv 2503.12491",
-    .needs = NEEDS_QUERIES,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES,
     .keys = "kernel",
     .score = cake_score,
 };

@@ -63,7 +63,7 @@ static void critical_refine(const struct policy *policy, const struct compact_in
 const struct scorer scorer_critical_kv = {
     .name = "critical-kv",
     .source = "CriticalKV, arXiv 2502.03805",
-    .needs = NEEDS_QUERIES | NEEDS_VALUES | NEEDS_OUTPUT,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES | NEEDS_VALUES | NEEDS_OUTPUT,
     .keys = "kernel reduce pool first-share",
     .score = critical_score,
     .refine = critical_refine,

@@ -95,7 +95,7 @@ static void expected_score(const struct policy *policy, const struct compact_inp
 const struct scorer scorer_expected_attention = {
     .name = "expected-attention",
     .source = "Expected Attention, arXiv 2510.00636",
-    .needs = NEEDS_QUERIES | NEEDS_VALUES | NEEDS_ROPE,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES | NEEDS_VALUES | NEEDS_ROPE,
     .sinks_tokens = 4,
     .keys = "future epsilon",
     .score = expected_score,

@@ -36,6 +36,7 @@ static void keydiff_score(const struct policy *policy, const struct compact_inpu
 const struct scorer scorer_keydiff = {
     .name = "keydiff",
     .source = "KeyDiff, arXiv 2504.15364",
+    .needs = NEEDS_ROWS,
     .keys = "",
     .score = keydiff_score,
 };

@@ -22,6 +22,7 @@ static void knorm_score(const struct policy *policy, const struct compact_input 
 const struct scorer scorer_knorm = {
     .name = "knorm",
     .source = "L2 norm of keys, arXiv 2406.11430",
+    .needs = NEEDS_ROWS,
     .keys = "",
     .incomparable = 1,
     .score = knorm_score,

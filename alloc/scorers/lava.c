@@ -25,7 +25,7 @@ static void lava_score(const struct policy *policy, const struct compact_input *
 const struct scorer scorer_lava = {
     .name = "lava",
     .source = "LAVa, arXiv 2509.09754",
-    .needs = NEEDS_QUERIES | NEEDS_VALUES,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES | NEEDS_VALUES,
     .keys = "kernel reduce pool",
     .score = lava_score,
 };

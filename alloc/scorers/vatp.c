@@ -20,7 +20,7 @@ static void vatp_score(const struct policy *policy, const struct compact_input *
 const struct scorer scorer_vatp = {
     .name = "vatp",
     .source = "VATP, arXiv 2406.12335",
-    .needs = NEEDS_QUERIES | NEEDS_VALUES,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES | NEEDS_VALUES,
     .sinks_tokens = 4,
     .keys = "kernel reduce pool",
     .score = vatp_score,

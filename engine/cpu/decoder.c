@@ -365,6 +365,7 @@ static void attend_unit(struct decoder *d, int unit, struct kv_view view, struct
         .scale = 1.0f / sqrtf((float)dim),
         .scratch = d->scratch[thread],
         .out = d->attended + (int64_t)r * d->attended_stride + first,
+        .mass = view.mass,
     };
     d->ops->attend(&attention);
     row_round(d, d->attended, d->group * dim, d->attended_half, (int64_t)r * d->attended_stride + first);
@@ -384,8 +385,34 @@ static void attend_piece(void *arg, int item, int thread)
     }
 }
 
-static void attend_run(struct decoder *d)
+/* One kv head of one segment, its rows in order of position: a sum of attention mass must not depend on who comes
+ * first. */
+static void attend_ordered(void *arg, int item, int thread)
 {
+    struct decoder *d = arg;
+    int kv_heads = d->model->config.kv_heads, head = item % kv_heads;
+    const struct segment *segment = &d->segments[item / kv_heads];
+    struct kv_view view = kv_head(d->kv, segment->seq, d->now_index, head);
+    for (int r = segment->first_row; r < segment->first_row + segment->count; r++) {
+        attend_unit(d, r * kv_heads + head, view, view, thread);
+    }
+}
+
+/* Whether rows of one segment add to the same attention mass. */
+static int attend_is_ordered(const struct decoder *d, int segments)
+{
+    for (int s = 0; s < segments; s++) {
+        if (d->segments[s].count > 1 && kv_head(d->kv, d->segments[s].seq, 0, 0).mass != NULL) return 1;
+    }
+    return 0;
+}
+
+static void attend_run(struct decoder *d, int segments)
+{
+    if (attend_is_ordered(d, segments)) {
+        pool_run(d->pool, attend_ordered, d, segments * d->model->config.kv_heads);
+        return;
+    }
     int threads = pool_threads(d->pool), units = d->rows * d->model->config.kv_heads;
     d->attend_pieces = threads == 1 ? 1 : threads * ATTEND_PIECES_A_THREAD;
     if (d->attend_pieces > units) d->attend_pieces = units;
@@ -464,7 +491,7 @@ static void layer_run(struct decoder *d, int segments)
     product_run(&product);
     pool_run(d->pool, rope_rows, d, takes);
     pool_run(d->pool, put_segment, d, segments);
-    attend_run(d);
+    attend_run(d, segments);
     product.gemm =
         gemm_of(&layer->o, rows, d->attended, d->attended_half, d->attended_stride, d->x, d->hidden_stride, 1);
     product_run(&product);
@@ -537,6 +564,11 @@ void decoder_forward(struct decoder *d, struct kv_pool *kv, struct segment *segm
 struct pool *decoder_threads(const struct decoder *decoder)
 {
     return decoder->pool;
+}
+
+const float *decoder_rope_frequency(const struct decoder *decoder)
+{
+    return decoder->inv_freq;
 }
 
 int64_t decoder_weights_bytes(const struct decoder *decoder)

@@ -37,6 +37,9 @@ void decoder_forward(struct decoder *decoder, struct kv_pool *kv, struct segment
 /* The compute threads, idle between passes, for other work of the thread that calls. */
 struct pool *decoder_threads(const struct decoder *decoder);
 
+/* Rotation frequencies [head_dim / 2], radians a position; the decoder's. */
+const float *decoder_rope_frequency(const struct decoder *decoder);
+
 int64_t decoder_weights_bytes(const struct decoder *decoder);
 int64_t decoder_workspace_bytes(const struct decoder *decoder);
 

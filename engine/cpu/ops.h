@@ -58,7 +58,15 @@ struct attention {
     float scale;
     float *scratch; /* [group][entries rounded up to 16], 64-byte aligned */
     float *out;     /* [group][head_dim] */
+    float *mass;    /* [entries rounded up to 16]; mass[i] += mean over the group of the probability of entry i, query
+                     * heads in order; what lies past `entries` keeps its value. NULL: nobody asks */
 };
+
+/* What one query head adds to `mass`: its weights (exp of logit minus highest) times this. */
+static inline float attention_mass_share(const struct attention *a, float total)
+{
+    return 1.0f / (total * (float)a->group);
+}
 
 /* Pages lie anywhere, so that no prefetcher of the hardware follows them: while one page is used, the one about this
  * far on is fetched, in the list of this head and then in that of the next: half of a first-level cache. */

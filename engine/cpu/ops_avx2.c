@@ -267,6 +267,15 @@ INLINE float attend_exp(float *logits, int padded, float highest)
     return sum_lanes(_mm256_add_ps(low, high));
 }
 
+/* Weights past the entries are 0 and leave what is there. */
+void avx2_mass(const float *weights, int padded, float share, float *mass)
+{
+    const __m256 s = _mm256_set1_ps(share);
+    for (int i = 0; i < padded; i += LANES) {
+        _mm256_storeu_ps(mass + i, _mm256_fmadd_ps(_mm256_loadu_ps(weights + i), s, _mm256_loadu_ps(mass + i)));
+    }
+}
+
 /* Dimensions column...column + 8 * vectors - 1 of the weighted sum of values. */
 INLINE void attend_values(enum page_kind kind, const struct attention *a, int heads, int vectors, const float *weights,
                           int padded, const float *total, int column, float *out)
@@ -342,6 +351,9 @@ INLINE void attend_heads(enum page_kind kind, const struct attention *a, int hea
     float highest[4], total[4];
     attend_logits(kind, a, heads, a->query + first_head * d, logits, padded, highest);
     for (int h = 0; h < heads; h++) total[h] = attend_exp(logits + h * padded, padded, highest[h]);
+    for (int h = 0; a->mass != NULL && h < heads; h++) {
+        avx2_mass(logits + h * padded, padded, attention_mass_share(a, total[h]), a->mass);
+    }
     int column = 0;
     for (; column + wide * LANES <= d; column += wide * LANES) {
         attend_values(kind, a, heads, wide, logits, padded, total, column, out);

@@ -9,6 +9,8 @@ void avx2_rmsnorm(const float *in, const float *weight, float eps, int n, float 
 void avx2_rope(const float *in, const float *cosines, const float *sines, int head_dim, float *out);
 void avx2_silu_mul(const float *gate, const float *up, int n, float *out);
 void avx2_exp_rows(const float *in, int n, float *out); /* in may be out */
+/* mass[i] += weights[i] * share, i < padded, a multiple of 16 */
+void avx2_mass(const float *weights, int padded, float share, float *mass);
 void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out);
 void avx2_dot_tiles(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
                     int64_t out_stride);

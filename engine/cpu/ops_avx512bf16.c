@@ -218,6 +218,9 @@ INLINE_512 void avx512_heads(enum page_kind kind, const struct attention *a, int
     float *weights = a->scratch + (int64_t)first_head * padded, *out = a->out + first_head * d;
     float total[4];
     avx512_weights(kind, a, heads, a->query + first_head * d, weights, padded, total);
+    for (int h = 0; a->mass != NULL && h < heads; h++) {
+        avx2_mass(weights + h * padded, padded, attention_mass_share(a, total[h]), a->mass);
+    }
     int column = 0;
     for (; d - column > 3 * LANES_512; column += 4 * LANES_512) {
         avx512_values(kind, a, heads, 4, weights, padded, total, column, out);

@@ -122,6 +122,10 @@ static void attend_head(const struct attention *a, const float *query, float *lo
         logits[i] = exp_one(logits[i] - highest);
         total += logits[i];
     }
+    if (a->mass != NULL) {
+        float share = attention_mass_share(a, total);
+        for (int i = 0; i < a->entries; i++) a->mass[i] += logits[i] * share;
+    }
     memset(out, 0, (size_t)d * sizeof *out);
     for (int i = 0; i < a->entries; i++) {
         int first = (CPU_PAGE_ENTRIES + i % CPU_PAGE_ENTRIES) * d;

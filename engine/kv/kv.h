@@ -5,8 +5,10 @@
  *     number key[head_dim][16]    transposed, so that 16 logits come from one pass over head_dim
  *     number value[16][head_dim]
  *     int32_t position[16]
- * where a number is a float or its upper half, bf16, rounded to nearest even. A pool belongs to one engine and one
- * thread; nothing here locks. No allocation after kv_seq_open.
+ * where a number is a float or its upper half, bf16, rounded to nearest even. Sequences whose policy asks for it also
+ * have float mass[16] a page, the attention that each entry received since it was appended; it lies beside the pages
+ * and is counted with them. A pool belongs to one engine and one thread; nothing here locks. Memory is allocated by
+ * kv_pool_new and kv_pool_prepare alone.
  */
 #ifndef KVF_KV_H
 #define KVF_KV_H
@@ -34,8 +36,14 @@ struct kv_seq;
 KVF_MUSTCHECK int kv_pool_new(const struct kv_shape *shape, int64_t bytes, struct kv_pool **out, struct kvf_err *err);
 void kv_pool_destroy(struct kv_pool **pool);
 
-/* KVF_ENOMEM when max_sequences are open. */
-KVF_MUSTCHECK int kv_seq_open(struct kv_pool *pool, struct kv_seq **out, struct kvf_err *err);
+/* Allocates what sequences with this policy need beyond the usual, where no earlier call did: room to gather values,
+ * attention mass (address space, touched as it is used). Before the first such sequence is opened. */
+KVF_MUSTCHECK int kv_pool_prepare(struct kv_pool *pool, const struct policy *policy, struct kvf_err *err);
+
+/* Attention mass is kept where `policy` (NULL: none) reads it; the pool was prepared for that. KVF_ENOMEM when
+ * max_sequences are open. */
+KVF_MUSTCHECK int kv_seq_open(struct kv_pool *pool, const struct policy *policy, struct kv_seq **out,
+                              struct kvf_err *err);
 /* Returns all its pages. */
 void kv_seq_close(struct kv_pool *pool, struct kv_seq **seq);
 
@@ -46,7 +54,8 @@ KVF_MUSTCHECK int kv_reserve(struct kv_pool *pool, struct kv_seq *seq, int token
 int64_t kv_pool_free_pages(const struct kv_pool *pool);
 /* Most pages that were in use at once since kv_pool_new. */
 int64_t kv_pool_peak_pages(const struct kv_pool *pool);
-/* Most pages that one sequence of `entries` mean entries a (layer, head) can need: admission by budget. */
+/* Most pages that one sequence of `entries` mean entries a (layer, head) can need, however unevenly they lie: one entry
+ * may be alone in the last page of every list. With kv_entries_bound: admission by budget. */
 int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries);
 
 /* Threads may put different sequences at once. Appends `tokens` rows of one layer at logical positions
@@ -60,6 +69,7 @@ struct kv_view {
     const void *const *pages;
     int entries;
     int half;
+    float *mass; /* [entries rounded up to 16] for attention to add to; NULL: not kept */
 };
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
 
@@ -72,35 +82,59 @@ void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int laye
 
 /* ---- compaction ---- */
 
-/* The schedule of alloc.md 2.2: due when tokens_seen reaches budget + interval, and every `interval` tokens after
- * that; a prompt of budget + interval tokens or more is compacted right after prefill, then every interval tokens. */
-int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, int budget_tokens, int interval_tokens);
+/* When a sequence is compacted: asked once its prompt is in the cache, and after every token that follows. */
+struct kv_schedule {
+    int prompt_tokens, budget_tokens, interval_tokens;
+};
+/* The schedule of policy.h and alloc.md 2.2: first when tokens_seen reaches budget + interval; for a prompt longer than
+ * the budget when it is in the cache (PROMPT_AT_PREFILL) or `interval` tokens later; then every interval tokens. */
+int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, const struct kv_schedule *schedule);
+/* Most entries, a mean over (layer, head), that a sequence of up to longest_tokens tokens holds at any time on that
+ * schedule. A compaction leaves layers * kv_heads * budget entries at most, whatever the scores, the plan or the
+ * router; until the next one comes every head gains `interval`; the prompt is there whole before the first one. So
+ *     max(prompt, budget) + interval, or max(prompt, budget + interval) where the prompt is compacted at prefill,
+ * and never more than the length. Where compactions never happen or may cease (full cache, stop_after_think): the
+ * length. */
+int64_t kv_entries_bound(const struct policy *policy, const struct kv_schedule *schedule, int64_t longest_tokens);
 
 struct kv_compaction_stats {
     int64_t evicted_entries; /* over all layers and heads */
     int64_t kept_entries;
 };
+/* What scorers read of the model. */
+struct kv_model {
+    const float *rope_frequency; /* [head_dim / 2]; NULL: not needed */
+    const float *output;         /* [layers][kv_heads * group][head_dim][hidden]; NULL: not needed */
+    int hidden;
+};
 /* One sequence that is due. */
 struct kv_due {
     struct kv_seq *seq;
     const struct policy *policy;
-    const int64_t *layer_budget; /* [layers] */
-    uint64_t seed;               /* of the sample, for SCORER_RANDOM */
+    const struct kv_model *model; /* may be NULL where the policy reads nothing of it */
+    const int64_t *layer_budget;  /* [layers]; not read where the plan is online */
+    int budget_tokens;            /* read where the plan is online */
+    int protected_tokens;         /* of the prompt, which always stay; 0: none */
+    double *memory;               /* policy_memory_doubles, the sequence's; NULL where that is 0 */
+    uint64_t seed;                /* of the sample, for the random scorer */
     /* out */
     int rc;
     struct kvf_err err; /* where rc is not 0 */
     struct kv_compaction_stats stats;
 };
 /* Compacts every layer of every sequence to its budget, layers side by side on `threads` (NULL: this thread alone).
- * Pages are packed in place and freed pages go back to the pool, with the room that kv_reserve made. What stays does
- * not depend on the number of threads. A layer that is refused (rc KVF_EINVAL) stays as it was; the cache is sound. No
- * sequence is there twice; count <= max_sequences. */
+ * Where a plan is online all layers are measured first. Pages are packed in place and freed pages go back to the pool,
+ * with the room that kv_reserve made. What stays does not depend on the number of threads. A layer that is refused (rc
+ * KVF_EINVAL, the line begins with its number) stays as it was; the cache is sound. No sequence is there twice; count
+ * <= max_sequences. */
 void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struct compact_kernels *kernels,
                 struct pool *threads);
 
 /* ---- figures ---- */
-int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq); /* pages in use x page bytes */
-int64_t kv_seq_entries(const struct kv_seq *seq);                                /* over all layers and heads */
+/* Pages in use x bytes of a page, its mass included where it is kept. */
+int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq);
+int64_t kv_seq_entries(const struct kv_seq *seq); /* over all layers and heads */
+/* All pages, their mass included once the pool is prepared for that. */
 int64_t kv_pool_reserved_bytes(const struct kv_pool *pool);
 int64_t kv_pool_workspace_bytes(const struct kv_pool *pool); /* page tables, query rings, compaction scratch */
 

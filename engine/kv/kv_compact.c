@@ -1,15 +1,38 @@
-/* kv_compact.c: when a sequence is compacted, and how: gather the keys, let alloc/ decide, pack what stays in place. */
+/* kv_compact.c: when a sequence is compacted, and how: gather what the scorer reads, let alloc/ decide, pack what stays
+ * in place. */
 #include <string.h>
 
+#include "alloc/plan.h"
+#include "alloc/scorer.h"
 #include "engine/cpu/pool.h"
 #include "engine/kv/kv_internal.h"
 
-int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, int budget_tokens, int interval_tokens)
+/* ---- when ---- */
+
+/* tokens_seen at which the first compaction is due. */
+static int64_t first_due(const struct policy *policy, const struct kv_schedule *schedule)
+{
+    int64_t prompt = schedule->prompt_tokens, budget = schedule->budget_tokens;
+    if (prompt <= budget) return budget + schedule->interval_tokens;
+    return policy->prompt == PROMPT_AT_PREFILL ? prompt : prompt + schedule->interval_tokens;
+}
+
+int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, const struct kv_schedule *schedule)
 {
     if (policy->scorer == SCORER_NONE) return 0;
-    if (seq->compacted_at == 0) return seq->tokens_seen >= (int64_t)budget_tokens + interval_tokens;
-    return seq->tokens_seen - seq->compacted_at >= interval_tokens;
+    if (seq->compacted_at == 0) return seq->tokens_seen >= first_due(policy, schedule);
+    return seq->tokens_seen - seq->compacted_at >= schedule->interval_tokens;
 }
+
+int64_t kv_entries_bound(const struct policy *policy, const struct kv_schedule *schedule, int64_t longest_tokens)
+{
+    if (policy->scorer == SCORER_NONE || policy->stop_after_think) return longest_tokens;
+    int64_t most = (int64_t)schedule->budget_tokens + schedule->interval_tokens, first = first_due(policy, schedule);
+    if (most < first) most = first;
+    return most < longest_tokens ? most : longest_tokens;
+}
+
+/* ---- how ---- */
 
 /* Finaliser of splitmix64 over the sample's seed and the layer. */
 static uint64_t layer_key(uint64_t seed, int layer)
@@ -20,18 +43,78 @@ static uint64_t layer_key(uint64_t seed, int layer)
     return z ^ z >> 31;
 }
 
-/* Keys out of their transposed pages into rows, so that scoring reads them one after the other. */
-static void head_gather(const struct kv_pool *pool, struct kv_scratch *scratch, const struct kv_list *list, int head)
+/* Keys of one head as tiles: its pages' own layout, one after the other, with zeros where no entry is. */
+static void tiles_gather(const struct kv_pool *pool, const struct kv_list *list, float *tiles)
 {
+    int dim = pool->shape.head_dim, numbers = dim * KV_PAGE_ENTRIES;
+    for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES, tiles += numbers) {
+        const void *page = list->pages[first / KV_PAGE_ENTRIES];
+        if (pool->shape.half) {
+            for (int i = 0; i < numbers; i++) tiles[i] = kv_half_wide(((const uint16_t *)page)[i]);
+        } else {
+            memcpy(tiles, page, (size_t)numbers * sizeof *tiles);
+        }
+        for (int lane = list->entries - first; lane < KV_PAGE_ENTRIES; lane++) {
+            for (int k = 0; k < dim; k++) tiles[k * KV_PAGE_ENTRIES + lane] = 0;
+        }
+    }
+}
+
+/* Keys as the scorer reads them, as tiles or out of their transposed pages into rows; values only for scorers that read
+ * them. */
+static void head_gather(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, int rows, int values,
+                        struct kv_scratch *scratch)
+{
+    const struct kv_list *list = kv_list_of(pool, seq, layer, head);
     int dim = pool->shape.head_dim;
-    float *keys = scratch->gathered + (int64_t)head * pool->gather_entries * dim;
-    int32_t *positions = scratch->gathered_positions + (int64_t)head * pool->gather_entries;
-    for (int e = 0; e < list->entries; e++) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
+    int64_t first_row = (int64_t)head * pool->gather_entries;
+    float *keys = scratch->gathered + (int64_t)head * pool->list_pages * KV_PAGE_ENTRIES * dim;
+    int32_t *positions = scratch->gathered_positions + first_row;
+    for (int e = 0; rows && e < list->entries; e++) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
+    if (!rows) tiles_gather(pool, list, keys);
+    for (int e = 0; values && e < list->entries; e++)
+        kv_value_read(pool, list, e, scratch->gathered_values + (first_row + e) * dim);
     for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES) {
         int lanes = list->entries - first < KV_PAGE_ENTRIES ? list->entries - first : KV_PAGE_ENTRIES;
         memcpy(positions + first, kv_entry_position(pool, list, first), (size_t)lanes * sizeof *positions);
     }
     scratch->head_entries[head] = list->entries;
+    scratch->head_mass[head] = kv_list_mass(pool, seq, layer, head);
+}
+
+/* All that alloc/ is told about one layer, but for its budget. */
+static struct compact_input layer_gather(const struct kv_pool *pool, const struct kv_due *due, int layer,
+                                         struct kv_scratch *scratch)
+{
+    const struct kv_shape *shape = &pool->shape;
+    const struct policy *policy = due->policy;
+    const struct kv_model none = {0}, *model = due->model != NULL ? due->model : &none;
+    int values = (scorer_at(policy->scorer)->needs & NEEDS_VALUES) && scratch->gathered_values != NULL;
+    int64_t query_row = (int64_t)shape->kv_heads * shape->group * shape->head_dim;
+    int by_rows = compact_reads_rows(policy);
+    for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, due->seq, layer, h, by_rows, values, scratch);
+    int rows = kv_queries(pool, due->seq, layer, scratch->queries);
+    int used = rows < policy->window_tokens ? rows : policy->window_tokens;
+    return (struct compact_input){
+        .kv_heads = shape->kv_heads,
+        .group = shape->group,
+        .head_dim = shape->head_dim,
+        .keys = by_rows ? scratch->head_keys : NULL,
+        .key_tiles = by_rows ? NULL : scratch->head_keys,
+        .values = values ? scratch->head_values : NULL,
+        .mass = due->seq->mass != NULL ? scratch->head_mass : NULL,
+        .positions = scratch->head_positions,
+        .entries = scratch->head_entries,
+        .queries = scratch->queries + (rows - used) * query_row,
+        .query_rows = used,
+        .query_position = due->seq->tokens_seen - 1,
+        .rope_frequency = model->rope_frequency,
+        .output = model->output != NULL ? model->output + layer * query_row * model->hidden : NULL,
+        .hidden = model->hidden,
+        .protected_positions = due->protected_tokens,
+        .random_key = layer_key(due->seed, layer),
+        .demand = policy_memory_layer(due->memory, shape->layers, shape->kv_heads, layer),
+    };
 }
 
 /* Key numbers of one page: to[k][lane] = from[lane][k * 16] for 16 lanes at once, which makes whole rows of it. */
@@ -46,8 +129,11 @@ static void head_gather(const struct kv_pool *pool, struct kv_scratch *scratch, 
 
 /* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes: a page is
  * made of itself and of later ones, row by row. */
-static void head_pack(const struct kv_pool *pool, const struct kv_scratch *scratch, struct kv_list *list, int head)
+static void head_pack(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head,
+                      const struct kv_scratch *scratch)
 {
+    struct kv_list *list = kv_list_of(pool, seq, layer, head);
+    float *mass = kv_list_mass(pool, seq, layer, head);
     int dim = pool->shape.head_dim, count = scratch->keep_count[head], first = 0;
     const int32_t *kept = scratch->kept[head], *positions = scratch->head_positions[head];
     size_t value_bytes = (size_t)dim * (size_t)pool->number_bytes;
@@ -55,6 +141,7 @@ static void head_pack(const struct kv_pool *pool, const struct kv_scratch *scrat
     for (int e = first; e < count; e++) {
         memcpy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, kept[e]), value_bytes);
         *kv_entry_position(pool, list, e) = positions[kept[e]];
+        if (mass != NULL) mass[e] = mass[kept[e]];
     }
     for (first -= first % KV_PAGE_ENTRIES; first < count; first += KV_PAGE_ENTRIES) {
         unsigned char *page = list->pages[first / KV_PAGE_ENTRIES];
@@ -72,35 +159,19 @@ static void head_pack(const struct kv_pool *pool, const struct kv_scratch *scrat
     list->entries = count;
 }
 
-/* Freed pages stay in their list until layer_settle: only the lists of this layer are touched. */
-static int layer_compact(struct kv_pool *pool, const struct kv_due *due, int layer,
-                         const struct compact_kernels *kernels, struct kv_scratch *scratch, struct kvf_err *err)
+/* Puts the layer's number before what was refused in it. */
+static int layer_fail(struct kvf_err *err, int code, int layer)
 {
-    const struct kv_shape *shape = &pool->shape;
-    const struct policy *policy = due->policy;
-    if (policy->scorer != SCORER_NONE && policy->window_tokens > shape->window_tokens) {
-        return kvf_fail(err, KVF_EINVAL, "kv compact: window of policy %s: expected at most %d tokens, got %d",
-                        policy->name, shape->window_tokens, policy->window_tokens);
-    }
-    for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, scratch, kv_list_of(pool, due->seq, layer, h), h);
-    int rows = kv_queries(pool, due->seq, layer, scratch->queries);
-    int used = rows < policy->window_tokens ? rows : policy->window_tokens, noop = 0;
-    struct compact_input input = {
-        .kv_heads = shape->kv_heads,
-        .group = shape->group,
-        .head_dim = shape->head_dim,
-        .keys = scratch->head_keys,
-        .positions = scratch->head_positions,
-        .entries = scratch->head_entries,
-        .queries = scratch->queries + (int64_t)(rows - used) * shape->kv_heads * shape->group * shape->head_dim,
-        .query_rows = used,
-        .layer_budget = due->layer_budget[layer],
-        .random_key = layer_key(due->seed, layer),
-    };
-    int rc = compact_layer(policy, &input, kernels, scratch->work, scratch->kept, scratch->keep_count, &noop, err);
-    if (rc != 0 || noop) return rc;
-    for (int h = 0; h < shape->kv_heads; h++) head_pack(pool, scratch, kv_list_of(pool, due->seq, layer, h), h);
-    return 0;
+    if (err == NULL) return code;
+    struct kvf_err inner = *err;
+    return kvf_fail(err, (enum kvf_code)code, "layer %d: %.*s", layer, KVF_ERR_MAX - 32, inner.text);
+}
+
+static int window_check(const struct kv_pool *pool, const struct policy *policy, struct kvf_err *err)
+{
+    if (policy->scorer == SCORER_NONE || policy->window_tokens <= pool->shape.window_tokens) return 0;
+    return kvf_fail(err, KVF_EINVAL, "kv compact: window of policy %s: expected at most %d tokens, got %d",
+                    policy->name, pool->shape.window_tokens, policy->window_tokens);
 }
 
 struct compaction {
@@ -109,26 +180,80 @@ struct compaction {
     const struct compact_kernels *kernels;
 };
 
-/* Item: one layer of one sequence. */
-static void compaction_item(void *arg, int item, int thread)
+/* Freed pages stay in their list until due_settle: only the lists of this layer are touched. */
+static int layer_compact(const struct compaction *c, int item, struct kv_scratch *scratch, struct kvf_err *err)
 {
-    const struct compaction *c = arg;
-    int layers = c->pool->shape.layers;
-    c->pool->layer_rc[item] =
-        layer_compact(c->pool, &c->due[item / layers], item % layers, c->kernels, &c->pool->scratch[thread], NULL);
+    struct kv_pool *pool = c->pool;
+    const struct kv_due *due = &c->due[item / pool->shape.layers];
+    int layer = item % pool->shape.layers, noop = 0;
+    int rc = window_check(pool, due->policy, err);
+    if (rc != 0) return layer_fail(err, rc, layer);
+    struct compact_input input = layer_gather(pool, due, layer, scratch);
+    input.layer_budget = policy_plan_is_online(due->policy) ? pool->measured_budget[item] : due->layer_budget[layer];
+    rc = compact_layer(due->policy, &input, c->kernels, scratch->work, scratch->kept, scratch->keep_count, &noop, err);
+    if (rc != 0) return layer_fail(err, rc, layer);
+    for (int h = 0; !noop && h < pool->shape.kv_heads; h++) head_pack(pool, due->seq, layer, h, scratch);
+    return 0;
 }
 
-static void due_settle(struct kv_pool *pool, struct kv_due *due, const int *layer_rc,
-                       const struct compact_kernels *kernels)
+static int layer_measure(const struct compaction *c, int item, struct kv_scratch *scratch, struct kvf_err *err)
 {
+    struct kv_pool *pool = c->pool;
+    const struct kv_due *due = &c->due[item / pool->shape.layers];
+    int layer = item % pool->shape.layers;
+    int rc = window_check(pool, due->policy, err);
+    if (rc != 0) return layer_fail(err, rc, layer);
+    struct compact_input input = layer_gather(pool, due, layer, scratch);
+    rc = plan_measure(due->policy, &input, c->kernels, scratch->work, &pool->statistic[item], err);
+    return rc == 0 ? 0 : layer_fail(err, rc, layer);
+}
+
+/* Items: one layer of one sequence. */
+static void measure_item(void *arg, int item, int thread)
+{
+    const struct compaction *c = arg;
+    if (!policy_plan_is_online(c->due[item / c->pool->shape.layers].policy)) return;
+    c->pool->layer_rc[item] = layer_measure(c, item, &c->pool->scratch[thread], NULL);
+}
+
+static void compact_item(void *arg, int item, int thread)
+{
+    const struct compaction *c = arg;
+    if (c->pool->plan_rc[item / c->pool->shape.layers] != 0) return;
+    c->pool->layer_rc[item] = layer_compact(c, item, &c->pool->scratch[thread], NULL);
+}
+
+/* The budgets of an online plan, from what its layers were measured at. */
+static int plan_settle(const struct compaction *c, int index, struct kvf_err *err)
+{
+    const struct kv_shape *shape = &c->pool->shape;
+    const struct kv_due *due = &c->due[index];
+    int64_t held[PROFILE_MAX_LAYERS] = {0};
+    int first = index * shape->layers;
+    if (!policy_plan_is_online(due->policy)) return 0;
+    if (shape->layers > PROFILE_MAX_LAYERS)
+        return kvf_fail(err, KVF_EUNSUPPORTED, "policy %s: expected a model of at most %d layers, got %d",
+                        due->policy->name, PROFILE_MAX_LAYERS, shape->layers);
+    for (int l = 0; l < shape->layers; l++) {
+        /* A refusal changed nothing, so asking again says why. */
+        if (c->pool->layer_rc[first + l] != 0) return layer_measure(c, first + l, &c->pool->scratch[0], err);
+        for (int h = 0; h < shape->kv_heads; h++) held[l] += kv_list_of(c->pool, due->seq, l, h)->entries;
+    }
+    return plan_refresh(due->policy, c->pool->statistic + first, held, policy_memory_plan(due->memory), shape->layers,
+                        shape->kv_heads, due->budget_tokens, c->pool->measured_budget + first, err);
+}
+
+static void due_settle(const struct compaction *c, int index)
+{
+    struct kv_pool *pool = c->pool;
+    struct kv_due *due = &c->due[index];
     const struct kv_shape *shape = &pool->shape;
-    due->rc = 0;
+    due->rc = pool->plan_rc[index];
     due->stats.kept_entries = 0;
     for (int layer = 0; layer < shape->layers; layer++) {
-        /* A refusal changed nothing, so asking again says why. */
-        if (layer_rc[layer] != 0 && due->rc == 0) {
-            due->rc = layer_compact(pool, due, layer, kernels, &pool->scratch[0], &due->err);
-        }
+        int item = index * shape->layers + layer;
+        if (due->rc == 0 && pool->layer_rc[item] != 0)
+            due->rc = layer_compact(c, item, &pool->scratch[0], &due->err); /* as in plan_settle */
         due->seq->room[layer] = 0;
         for (int h = 0; h < shape->kv_heads; h++) {
             struct kv_list *list = kv_list_of(pool, due->seq, layer, h);
@@ -140,16 +265,26 @@ static void due_settle(struct kv_pool *pool, struct kv_due *due, const int *laye
     due->seq->compacted_at = due->seq->tokens_seen;
 }
 
+static void items_run(struct compaction *c, void (*work)(void *, int, int), int items, struct pool *threads)
+{
+    if (threads != NULL) {
+        pool_run(threads, work, c, items);
+        return;
+    }
+    for (int item = 0; item < items; item++) work(c, item, 0);
+}
+
 void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struct compact_kernels *kernels,
                 struct pool *threads)
 {
     struct compaction compaction = {pool, due, kernels};
-    int layers = pool->shape.layers;
-    for (int i = 0; i < count; i++) due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);
-    if (threads == NULL) {
-        for (int item = 0; item < count * layers; item++) compaction_item(&compaction, item, 0);
-    } else {
-        pool_run(threads, compaction_item, &compaction, count * layers);
+    int items = count * pool->shape.layers, online = 0;
+    for (int i = 0; i < count; i++) {
+        due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);
+        online |= policy_plan_is_online(due[i].policy);
     }
-    for (int i = 0; i < count; i++) due_settle(pool, &due[i], pool->layer_rc + (int64_t)i * layers, kernels);
+    if (online) items_run(&compaction, measure_item, items, threads);
+    for (int i = 0; i < count; i++) pool->plan_rc[i] = plan_settle(&compaction, i, &due[i].err);
+    items_run(&compaction, compact_item, items, threads);
+    for (int i = 0; i < count; i++) due_settle(&compaction, i);
 }

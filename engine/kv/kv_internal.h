@@ -24,15 +24,19 @@ struct kv_seq {
     int *room;             /* [layers] entries that kv_put may still append without kv_reserve */
     int *queries_put;      /* [layers] rows that went through the ring since kv_seq_open */
     float *ring;           /* [layers][window][kv_heads * group][head_dim]; row r is at r % window */
+    float *mass;           /* [layers][kv_heads][list_pages * 16] attention received; NULL: not kept */
 };
 
 /* What one thread needs to compact one layer. */
 struct kv_scratch {
     struct compact_work *work;
-    float *gathered;             /* [kv_heads][gather_entries][head_dim] */
+    float *gathered;             /* keys as rows [kv_heads][list_pages * 16][head_dim], or as tiles */
+    float *gathered_values;      /* the same; NULL: kv_pool_prepare was not asked for it */
     int32_t *gathered_positions; /* [kv_heads][gather_entries] */
     float *queries;              /* [window][kv_heads * group][head_dim] */
     const float **head_keys;     /* [kv_heads] into gathered */
+    const float **head_values;   /* [kv_heads] into gathered_values */
+    const float **head_mass;     /* [kv_heads] into the sequence's */
     const int32_t **head_positions;
     int *head_entries;
     const int32_t **kept; /* [kv_heads] */
@@ -60,7 +64,13 @@ struct kv_pool {
 
     int threads;
     struct kv_scratch *scratch; /* [threads] */
-    int *layer_rc;              /* [max_sequences][layers] of a running kv_compact */
+    float *mass;                /* [max_sequences][layers][kv_heads][list_pages * 16] or NULL: kv_pool_prepare */
+
+    /* of a running kv_compact */
+    int *layer_rc;            /* [max_sequences][layers] */
+    int *plan_rc;             /* [max_sequences] */
+    double *statistic;        /* [max_sequences][layers] what online plans measured */
+    int64_t *measured_budget; /* [max_sequences][layers] what they came to */
 };
 
 static inline int kv_pages_of(int64_t entries)
@@ -102,6 +112,12 @@ static inline uint16_t kv_half_of(float number)
     memcpy(&bits, &number, sizeof bits);
     if (number != number) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float *kv_list_mass(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head)
+{
+    int64_t list = (int64_t)layer * pool->shape.kv_heads + head;
+    return seq->mass == NULL ? NULL : seq->mass + list * pool->list_pages * KV_PAGE_ENTRIES;
 }
 
 void kv_key_write(const struct kv_pool *pool, const struct kv_list *list, int entry, const float *key);

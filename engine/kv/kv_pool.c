@@ -7,6 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "alloc/scorer.h"
+
+/* Attention mass of one page's entries. */
+#define MASS_PAGE_BYTES ((int64_t)(KV_PAGE_ENTRIES * sizeof(float)))
+
 /* ---- the pool ---- */
 
 /* count[0] * count[1] * count[2] zeroed elements; counted as workspace. Large blocks are untouched address space. */
@@ -70,6 +75,9 @@ static int pool_allocate(struct kv_pool *pool)
            (pool->rings = zeroed_new(pool, sizeof *pool->rings, sequences * layers, shape->window_tokens, query_row)) !=
                NULL &&
            (pool->layer_rc = zeroed_new(pool, sizeof *pool->layer_rc, sequences, layers, 1)) != NULL &&
+           (pool->plan_rc = zeroed_new(pool, sizeof *pool->plan_rc, sequences, 1, 1)) != NULL &&
+           (pool->statistic = zeroed_new(pool, sizeof *pool->statistic, sequences, layers, 1)) != NULL &&
+           (pool->measured_budget = zeroed_new(pool, sizeof *pool->measured_budget, sequences, layers, 1)) != NULL &&
            (pool->scratch = zeroed_new(pool, sizeof *pool->scratch, pool->threads, 1, 1)) != NULL;
 }
 
@@ -77,10 +85,13 @@ static int scratch_allocate(struct kv_pool *pool, struct kv_scratch *scratch)
 {
     const struct kv_shape *shape = &pool->shape;
     int64_t heads = shape->kv_heads, entries = pool->gather_entries, dim = shape->head_dim;
-    if ((scratch->gathered = zeroed_new(pool, sizeof(float), heads, entries, dim)) == NULL ||
+    int64_t padded = (int64_t)pool->list_pages * KV_PAGE_ENTRIES;
+    if ((scratch->gathered = zeroed_new(pool, sizeof(float), heads, padded, dim)) == NULL ||
         (scratch->gathered_positions = zeroed_new(pool, sizeof(int32_t), heads, entries, 1)) == NULL ||
         (scratch->queries = zeroed_new(pool, sizeof(float), shape->window_tokens, heads * shape->group, dim)) == NULL ||
         (scratch->head_keys = zeroed_new(pool, sizeof *scratch->head_keys, heads, 1, 1)) == NULL ||
+        (scratch->head_values = zeroed_new(pool, sizeof *scratch->head_values, heads, 1, 1)) == NULL ||
+        (scratch->head_mass = zeroed_new(pool, sizeof *scratch->head_mass, heads, 1, 1)) == NULL ||
         (scratch->head_positions = zeroed_new(pool, sizeof *scratch->head_positions, heads, 1, 1)) == NULL ||
         (scratch->head_entries = zeroed_new(pool, sizeof *scratch->head_entries, heads, 1, 1)) == NULL ||
         (scratch->kept = zeroed_new(pool, sizeof *scratch->kept, heads, 1, 1)) == NULL ||
@@ -90,7 +101,7 @@ static int scratch_allocate(struct kv_pool *pool, struct kv_scratch *scratch)
         return 0;
     }
     for (int h = 0; h < shape->kv_heads; h++) {
-        scratch->head_keys[h] = scratch->gathered + h * entries * dim;
+        scratch->head_keys[h] = scratch->gathered + h * padded * dim;
         scratch->head_positions[h] = scratch->gathered_positions + h * entries;
     }
     return 1;
@@ -100,9 +111,12 @@ static void scratch_free(struct kv_scratch *scratch)
 {
     compact_work_destroy(&scratch->work);
     free(scratch->gathered);
+    free(scratch->gathered_values);
     free(scratch->gathered_positions);
     free(scratch->queries);
     free(scratch->head_keys);
+    free(scratch->head_values);
+    free(scratch->head_mass);
     free(scratch->head_positions);
     free(scratch->head_entries);
     free(scratch->kept);
@@ -176,15 +190,59 @@ int kv_pool_new(const struct kv_shape *shape, int64_t bytes, struct kv_pool **ou
     return 0;
 }
 
+static size_t mass_bytes(const struct kv_pool *pool)
+{
+    size_t lists = (size_t)pool->shape.max_sequences * (size_t)pool->shape.layers * (size_t)pool->shape.kv_heads;
+    return lists * (size_t)pool->list_pages * KV_PAGE_ENTRIES * sizeof(float);
+}
+
+/* Room for the values of a layer's heads, in every thread's scratch. */
+static int values_prepare(struct kv_pool *pool)
+{
+    int64_t heads = pool->shape.kv_heads, entries = pool->gather_entries, dim = pool->shape.head_dim;
+    for (int t = 0; t < pool->threads; t++) {
+        struct kv_scratch *scratch = &pool->scratch[t];
+        if (scratch->gathered_values != NULL) continue;
+        if ((scratch->gathered_values = zeroed_new(pool, sizeof(float), heads, entries, dim)) == NULL) return 0;
+        for (int h = 0; h < heads; h++) scratch->head_values[h] = scratch->gathered_values + h * entries * dim;
+    }
+    return 1;
+}
+
+static int mass_prepare(struct kv_pool *pool)
+{
+    if (pool->mass != NULL) return 1;
+    void *mass =
+        mmap(NULL, mass_bytes(pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mass == MAP_FAILED) return 0;
+    pool->mass = mass;
+    return 1;
+}
+
+int kv_pool_prepare(struct kv_pool *pool, const struct policy *policy, struct kvf_err *err)
+{
+    unsigned needs = scorer_at(policy->scorer)->needs;
+    if ((needs & NEEDS_VALUES) && !values_prepare(pool))
+        return kvf_fail(err, KVF_ENOMEM, "kv pool: no memory for the values that policy %s reads", policy->name);
+    if ((needs & NEEDS_MASS) && !mass_prepare(pool))
+        return kvf_fail(err, KVF_ENOMEM, "kv pool: no memory for the attention mass that policy %s reads",
+                        policy->name);
+    return 0;
+}
+
 void kv_pool_destroy(struct kv_pool **pool)
 {
     struct kv_pool *p = *pool;
     *pool = NULL;
     if (p == NULL) return;
     if (p->slab != NULL) munmap(p->slab, (size_t)p->pages * (size_t)p->page_bytes);
+    if (p->mass != NULL) munmap(p->mass, mass_bytes(p));
     for (int t = 0; p->scratch != NULL && t < p->threads; t++) scratch_free(&p->scratch[t]);
     free(p->scratch);
     free(p->layer_rc);
+    free(p->plan_rc);
+    free(p->statistic);
+    free(p->measured_budget);
     free(p->free);
     free(p->seqs);
     free(p->lists);
@@ -197,13 +255,18 @@ void kv_pool_destroy(struct kv_pool **pool)
 
 /* ---- sequences ---- */
 
-int kv_seq_open(struct kv_pool *pool, struct kv_seq **out, struct kvf_err *err)
+int kv_seq_open(struct kv_pool *pool, const struct policy *policy, struct kv_seq **out, struct kvf_err *err)
 {
     *out = NULL;
+    int mass = policy != NULL && (scorer_at(policy->scorer)->needs & NEEDS_MASS) != 0;
+    if (mass && pool->mass == NULL)
+        return kvf_fail(err, KVF_EINVAL, "kv pool: not prepared for policy %s, which reads attention mass",
+                        policy->name);
     for (int s = 0; s < pool->shape.max_sequences; s++) {
         struct kv_seq *seq = &pool->seqs[s];
         if (seq->open) continue;
         seq->open = 1;
+        seq->mass = mass ? pool->mass + (int64_t)s * seq->list_count * pool->list_pages * KV_PAGE_ENTRIES : NULL;
         *out = seq;
         return 0;
     }
@@ -318,6 +381,8 @@ void kv_put(struct kv_pool *pool, struct kv_seq *seq, int layer, int tokens, int
 
     for (int h = 0; h < heads; h++) {
         struct kv_list *list = kv_list_of(pool, seq, layer, h);
+        float *mass = kv_list_mass(pool, seq, layer, h);
+        if (mass != NULL) memset(mass + list->entries, 0, (size_t)tokens * sizeof *mass);
         for (int t = 0; t < tokens; t++) {
             int64_t row = ((int64_t)t * heads + h) * dim;
             kv_key_write(pool, list, list->entries, key + row);
@@ -344,7 +409,11 @@ struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int
 {
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
     return (struct kv_view){
-        .pages = (const void *const *)list->pages, .entries = list->entries, .half = pool->shape.half};
+        .pages = (const void *const *)list->pages,
+        .entries = list->entries,
+        .half = pool->shape.half,
+        .mass = kv_list_mass(pool, seq, layer, head),
+    };
 }
 
 int kv_tokens_seen(const struct kv_seq *seq)
@@ -402,7 +471,7 @@ int64_t kv_pages_needed(const struct kv_pool *pool, int64_t entries)
 
 int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq)
 {
-    return seq->held * pool->page_bytes;
+    return seq->held * (pool->page_bytes + (seq->mass != NULL ? MASS_PAGE_BYTES : 0));
 }
 
 int64_t kv_seq_entries(const struct kv_seq *seq)
@@ -414,7 +483,7 @@ int64_t kv_seq_entries(const struct kv_seq *seq)
 
 int64_t kv_pool_reserved_bytes(const struct kv_pool *pool)
 {
-    return pool->pages * pool->page_bytes;
+    return pool->pages * (pool->page_bytes + (pool->mass != NULL ? MASS_PAGE_BYTES : 0));
 }
 
 int64_t kv_pool_workspace_bytes(const struct kv_pool *pool)

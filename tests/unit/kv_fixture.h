@@ -85,7 +85,7 @@ static inline struct kv_seq *fixture_open(struct kv_pool *pool)
 {
     struct kv_seq *seq = NULL;
     struct kvf_err err = {""};
-    ck_assert_msg(kv_seq_open(pool, &seq, &err) == 0, "%s", err.text);
+    ck_assert_msg(kv_seq_open(pool, NULL, &seq, &err) == 0, "%s", err.text);
     return seq;
 }
 

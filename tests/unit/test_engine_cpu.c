@@ -233,6 +233,14 @@ static void attend_check(const struct cpu_ops *ops, enum page_kind kind, int ent
                           .scratch = scratch,
                           .out = out};
     ops->attend(&a);
+    /* The same with mass: the output's bits stay, the mass is added to, and nothing past the entries is. */
+    float *with_mass = random_floats((size_t)(group * d)), *mass = random_floats((size_t)(count * CPU_PAGE_ENTRIES));
+    double *expected = malloc((size_t)(count * CPU_PAGE_ENTRIES) * sizeof *expected);
+    for (int i = 0; i < count * CPU_PAGE_ENTRIES; i++) expected[i] = (double)mass[i];
+    a.out = with_mass;
+    a.mass = mass;
+    ops->attend(&a);
+    ck_assert_mem_eq(with_mass, out, (size_t)(group * d) * sizeof *out);
     double *weight = malloc((size_t)entries * sizeof *weight);
     for (int g = 0; g < group; g++) {
         double highest = -INFINITY, total = 0;
@@ -246,6 +254,7 @@ static void attend_check(const struct cpu_ops *ops, enum page_kind kind, int ent
             if (weight[i] > highest) highest = weight[i];
         }
         for (int i = 0; i < entries; i++) total += weight[i] = exp(weight[i] - highest);
+        for (int i = 0; i < entries; i++) expected[i] += weight[i] / total / group;
         for (int k = 0; k < d; k++) {
             double sum = 0;
             for (int i = 0; i < entries; i++) {
@@ -256,6 +265,13 @@ static void attend_check(const struct cpu_ops *ops, enum page_kind kind, int ent
                           entries, group, d, sum, (double)out[g * d + k]);
         }
     }
+    for (int i = 0; i < count * CPU_PAGE_ENTRIES; i++) {
+        ck_assert_msg(fabs((double)mass[i] - expected[i]) < 2e-6, "%s entries %d group %d: mass %d: %g, expected %g",
+                      ops->name, entries, group, i, (double)mass[i], expected[i]);
+    }
+    free(with_mass);
+    free(mass);
+    free(expected);
     free(weight);
     for (int p = 0; p < count; p++) {
         free(pages[p]);

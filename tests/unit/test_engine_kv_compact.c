@@ -51,6 +51,12 @@ static void positions_read(const struct kv_pool *pool, const struct kv_seq *seq,
 
 /* ---- the schedule ---- */
 
+static int is_due(const struct kv_seq *seq, const struct policy *policy, int prompt)
+{
+    const struct kv_schedule schedule = {prompt, BUDGET, INTERVAL};
+    return kv_compaction_due(seq, policy, &schedule);
+}
+
 static void due_assert(const char *name, int prompt, int first, const char *what)
 {
     struct kv_pool *pool = fixture_pool(&shape, LISTS * 26);
@@ -59,11 +65,11 @@ static void due_assert(const char *name, int prompt, int first, const char *what
     int next = first;
     fixture_append(pool, &shape, seq, 1, prompt);
     for (;;) {
-        int seen = kv_tokens_seen(seq), due = kv_compaction_due(seq, &policy, BUDGET, INTERVAL);
+        int seen = kv_tokens_seen(seq), due = is_due(seq, &policy, prompt);
         ck_assert_msg(due == (seen == next), "%s: %d tokens: due %d, next expected at %d", what, seen, due, next);
         if (due) {
             compact(pool, seq, &policy, BUDGET, 1);
-            ck_assert(!kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+            ck_assert(!is_due(seq, &policy, prompt));
             next += INTERVAL;
         }
         if (seen == 300) break;
@@ -75,9 +81,15 @@ static void due_assert(const char *name, int prompt, int first, const char *what
 START_TEST(due_by_tokens_seen)
 {
     due_assert(evicting[_i], 1, 80, "no prompt");
-    due_assert(evicting[_i], 79, 80, "prompt just below budget + interval");
-    due_assert(evicting[_i], 80, 80, "prompt of budget + interval");
-    due_assert(evicting[_i], 133, 133, "long prompt");
+    due_assert(evicting[_i], 48, 80, "prompt of the budget");
+    due_assert(evicting[_i], 49, 81, "prompt just above the budget");
+    due_assert(evicting[_i], 133, 165, "long prompt");
+    char name[64];
+    snprintf(name, sizeof name, "%s:prompt=at-prefill", evicting[_i]);
+    due_assert(name, 1, 80, "no prompt, at prefill");
+    due_assert(name, 48, 80, "prompt of the budget, at prefill");
+    due_assert(name, 49, 49, "prompt just above the budget, at prefill");
+    due_assert(name, 133, 133, "long prompt, at prefill");
 }
 END_TEST
 
@@ -97,14 +109,14 @@ START_TEST(nothing_to_evict_keeps_the_schedule)
     struct plain plain = plain_new(&shape, 2);
     fixture_append(pool, &shape, seq, 2, 80);
     plain_append(&plain, &shape, 80);
-    ck_assert(kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+    ck_assert(is_due(seq, &policy, 1));
     struct kv_compaction_stats stats = compact(pool, seq, &policy, 80, 2);
     ck_assert_int_eq(stats.evicted_entries, 0);
     plain_compare(&plain, &shape, pool, seq);
     fixture_append(pool, &shape, seq, 2, 31);
-    ck_assert(!kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+    ck_assert(!is_due(seq, &policy, 1));
     fixture_append(pool, &shape, seq, 2, 1);
-    ck_assert(kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+    ck_assert(is_due(seq, &policy, 1));
     plain_free(&plain);
     kv_pool_destroy(&pool);
 }
@@ -121,9 +133,9 @@ START_TEST(reopened_sequence_starts_anew)
     kv_seq_close(pool, &seq);
     seq = fixture_open(pool);
     fixture_append(pool, &shape, seq, 3, 79);
-    ck_assert(!kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+    ck_assert(!is_due(seq, &policy, 1));
     fixture_append(pool, &shape, seq, 3, 1);
-    ck_assert(kv_compaction_due(seq, &policy, BUDGET, INTERVAL));
+    ck_assert(is_due(seq, &policy, 1));
     kv_pool_destroy(&pool);
 }
 END_TEST
@@ -140,7 +152,7 @@ START_TEST(budget_window_sinks_and_bytes)
     int count[LISTS], compactions = 0;
     while (kv_tokens_seen(seq) < 300) {
         fixture_append(pool, &shape, seq, 5, 1);
-        if (!kv_compaction_due(seq, &policy, BUDGET, INTERVAL)) continue;
+        if (!is_due(seq, &policy, 1)) continue;
         int seen = kv_tokens_seen(seq);
         int64_t bytes = kv_seq_live_bytes(pool, seq), free_pages = kv_pool_free_pages(pool);
         compact(pool, seq, &policy, BUDGET, 5);

@@ -137,7 +137,7 @@ START_TEST(sequences_are_limited)
     struct kv_seq *open[3], *more = NULL;
     struct kvf_err err = {""};
     for (int i = 0; i < 3; i++) open[i] = fixture_open(pool);
-    ck_assert_int_eq(kv_seq_open(pool, &more, &err), KVF_ENOMEM);
+    ck_assert_int_eq(kv_seq_open(pool, NULL, &more, &err), KVF_ENOMEM);
     ck_assert_ptr_null(more);
     ck_assert_ptr_nonnull(strstr(err.text, "3"));
     kv_seq_close(pool, &open[1]);

@@ -153,7 +153,8 @@ static void place_append(struct soak *soak, struct place *place)
         plain_append(&place->plain, &shape, part);
         tokens -= part;
     }
-    if (kv_compaction_due(place->seq, &place->policy, place->budget, place->interval)) place_compact(soak, place);
+    const struct kv_schedule schedule = {0, place->budget, place->interval};
+    if (kv_compaction_due(place->seq, &place->policy, &schedule)) place_compact(soak, place);
 }
 
 START_TEST(soak_against_plain_model)
