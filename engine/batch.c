@@ -47,6 +47,14 @@ static void running_remove(struct engine *engine, struct run *run)
     kv_seq_close(engine->kv, &run->seq);
 }
 
+static void run_show_entries(struct engine *engine, const struct run *run, int compacted)
+{
+    if (run->request.on_entries == NULL || run->seq == NULL) return;
+    int heads = engine->info.kv_heads, count = engine->info.layers * heads;
+    for (int i = 0; i < count; i++) engine->entries[i] = kv_head(engine->kv, run->seq, i / heads, i % heads).entries;
+    run->request.on_entries(run->request.user, run->request.id, kv_tokens_seen(run->seq), compacted, engine->entries);
+}
+
 void run_free(struct run *run)
 {
     if (run == NULL) return;
@@ -70,6 +78,7 @@ static uint64_t ids_hash(const int32_t *ids, int count)
 
 void run_finish(struct engine *engine, struct run *run, enum finish_reason reason)
 {
+    run_show_entries(engine, run, 0);
     if (run->state == RUN_QUEUED)
         queue_remove(engine, run);
     else
@@ -240,6 +249,7 @@ static void batch_compact(struct engine *engine, int count)
             !kv_compaction_due(run->seq, &request->policy, request->budget_tokens, request->interval_tokens)) {
             continue;
         }
+        run_show_entries(engine, run, 0);
         engine->due_run[due] = run;
         engine->due[due++] = (struct kv_due){
             .seq = run->seq, .policy = &request->policy, .layer_budget = run->layer_budget, .seed = request->seed};
@@ -257,6 +267,7 @@ static void batch_compact(struct engine *engine, int count)
         run->figures.compactions++;
         run->figures.evicted_entries += engine->due[i].stats.evicted_entries;
         run->kept_mean_sum += (double)engine->due[i].stats.kept_entries / lists;
+        run_show_entries(engine, run, 1);
         if (engine->due[i].rc == 0) continue;
         snprintf(run->figures.error, sizeof run->figures.error, "%.255s", engine->due[i].err.text);
         run->ending = FINISH_ERROR;
@@ -307,6 +318,7 @@ static int batch_prefill(struct engine *engine)
         run->figures.prefill_us += spent * engine->segments[s].count / tokens;
         run_measure(engine, run);
         if (!engine->segments[s].wants_logits) continue;
+        run_show_entries(engine, run, 0);
         run_draw(engine, run, engine->segments[s].logits);
     }
     batch_settle(engine, segments);
