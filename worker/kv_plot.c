@@ -16,7 +16,9 @@
 #define MAP_HEIGHT   560 /* most of it */
 #define CHART_HEIGHT 190
 #define GAP          64 /* between the plots: axis labels */
-#define BOTTOM       86
+#define BOTTOM       100
+
+#define SEAM 0.5 /* cells reach so far under the next, so that no background shines through */
 
 #define COLUMNS_MAX 256
 #define SAMPLES     400 /* of a line, about */
@@ -116,7 +118,7 @@ static void cells_draw(const struct canvas *canvas)
 {
     const struct kv_grid *grid = &canvas->grid;
     const struct kv_map *map = canvas->plot->map;
-    fputs("<g shape-rendering=\"crispEdges\">\n", canvas->out); /* no seams between cells */
+    fputs("<g shape-rendering=\"crispEdges\">\n", canvas->out);
     for (int row = 0; row < grid->rows; row++) {
         for (int c = 0; c < grid->columns; c++) {
             double value = grid->cells[(int64_t)row * grid->columns + c];
@@ -126,7 +128,8 @@ static void cells_draw(const struct canvas *canvas)
             fprintf(canvas->out,
                     "<rect class=\"cell\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" "
                     "fill=\"#%02x%02x%02x\"><title>layer %d",
-                    x, TOP + row * canvas->row_height, end - x, canvas->row_height, rgb[0], rgb[1], rgb[2],
+                    x, TOP + row * canvas->row_height, end - x + (c + 1 < grid->columns ? SEAM : 0),
+                    canvas->row_height + (row + 1 < grid->rows ? SEAM : 0), rgb[0], rgb[1], rgb[2],
                     canvas->plot->by_layer ? row : row / map->kv_heads);
             if (!canvas->plot->by_layer) fprintf(canvas->out, ", head %d", row % map->kv_heads);
             fprintf(canvas->out, ", from token %d: %.4g entries</title></rect>\n", grid->tokens[c], value);
@@ -219,12 +222,12 @@ static void line_draw(const struct canvas *canvas, bool full, double top, const 
 }
 
 /* of_mean, of_peak: what the figures are a share of; 0: of nothing. */
-static void key_draw(const struct canvas *canvas, int x, const char *style, const char *name, double mean, double peak,
-                     double of_mean, double of_peak)
+static void key_draw(const struct canvas *canvas, int line, const char *style, const char *name, double mean,
+                     double peak, double of_mean, double of_peak)
 {
-    double y = canvas->chart_top + CHART_HEIGHT + 62;
-    fprintf(canvas->out, "<path d=\"M%d %.2fh24\" %s/><text x=\"%d\" y=\"%.2f\">%s: mean ", x, y - 4, style, x + 30, y,
-            name);
+    double y = canvas->chart_top + CHART_HEIGHT + 62 + line * 18;
+    fprintf(canvas->out, "<path d=\"M%d %.2fh24\" %s/><text x=\"%d\" y=\"%.2f\">%s: mean ", LEFT, y - 4, style,
+            LEFT + 30, y, name);
     bytes_print(mean, canvas->out);
     if (of_mean > 0) fprintf(canvas->out, " (%.2f of full)", mean / of_mean);
     fputs(", peak ", canvas->out);
@@ -259,8 +262,8 @@ static void chart_draw(const struct canvas *canvas)
     line_draw(canvas, true, top, full_style);
     fprintf(canvas->out, "<text transform=\"translate(22 %.1f) rotate(-90)\" text-anchor=\"middle\">cache, %s</text>\n",
             canvas->chart_top + CHART_HEIGHT / 2.0, unit);
-    key_draw(canvas, LEFT, live_style, "live pages", mean, (double)peak, full_mean, (double)full_peak);
-    key_draw(canvas, LEFT + PLOT_WIDTH / 2, full_style, "full cache", full_mean, (double)full_peak, 0, 0);
+    key_draw(canvas, 0, live_style, "live pages", mean, (double)peak, full_mean, (double)full_peak);
+    key_draw(canvas, 1, full_style, "full cache", full_mean, (double)full_peak, 0, 0);
 }
 
 int kv_plot_write(const struct kv_plot *plot, FILE *out, struct kvf_err *err)

@@ -49,7 +49,7 @@ static const struct conf_item generate_items[] = {
     {"kv-map", 0, CONF_BOOL, AT(kv_map), "false", 0, 0, NULL,
      "show the KV entries of each layer and head over time, on stderr; with --json: in it"},
     {"kv-map-rows", 0, CONF_TEXT, AT(kv_map_rows), "auto", 0, 0, "ROWS",
-     "of map and plot: heads, layers (heads summed) or auto: heads, but layers above 8 heads a layer"},
+     "of map and plot: heads, layers (heads summed), or auto: layers where one has more than 8 heads"},
     {"plot", 0, CONF_TEXT, AT(plot), NULL, 0, 0, "FILE.svg", "draw that map, and cache bytes against full cache"},
     MACHINE_ITEMS,
     {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
@@ -333,8 +333,11 @@ const struct command command_generate = {
     .name = "generate",
     .arguments = "--model DIR [PROMPT]",
     .summary = "answer one prompt on this machine, with any policy and budget",
-    .text =
-        "The prompt is the argument, or else stdin. The text goes to stdout as it is decoded, the figures to stderr.",
+    .text = "The prompt is the argument, or else stdin. The text goes to stdout as it is decoded, figures and map to "
+            "stderr.\n"
+            "In the map (--kv-map, --plot) a column is the entries right after a compaction, and before the first, "
+            "while the\n"
+            "cache fills. A terminal gets colours (NO_COLOR: bars), a pipe plain characters in 80 columns.",
     .example = "kvfleet generate --model models/tiny-reasoner --policy rkv --budget 128 --interval 32 \\\n"
                "      \"mod 10: a=3; b=a+4; c=b*2. Find c.\"",
     .items = generate_items,
