@@ -129,8 +129,8 @@ static void budget_print(const struct kv_map_text *text, FILE *out)
         fputs("\nfull cache: nothing is evicted\n", out);
         return;
     }
-    fprintf(out, "\nbudget %d x %d layers x %d heads = %lld entries", text->budget_tokens, map->layers,
-            map->kv_heads, (long long)text->budget_tokens * lists);
+    fprintf(out, "\nbudget %d x %d layers x %d heads = %lld entries", text->budget_tokens, map->layers, map->kv_heads,
+            (long long)text->budget_tokens * lists);
     struct kv_map_figures all = kv_map_figures(map, 0, lists);
     if (compactions == 0)
         fputs("; no compaction was due", out);
@@ -139,6 +139,8 @@ static void budget_print(const struct kv_map_text *text, FILE *out)
                 (long long)all.kept_most);
     else
         fprintf(out, "; after compactions %lld to %lld", (long long)all.kept_least, (long long)all.kept_most);
+    if (compactions > 0 && all.kept_least < (int64_t)text->budget_tokens * lists)
+        fputs("\nless than the budget: a layer held no more than its share of it and kept all it had", out);
     fputc('\n', out);
 }
 

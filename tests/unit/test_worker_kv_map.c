@@ -220,6 +220,9 @@ START_TEST(prints)
     ck_assert_ptr_nonnull(strstr(text, "\n  all       28     28.0      32      24           1.00\n"));
     ck_assert_ptr_nonnull(strstr(text, "budget 6 x 2 layers x 2 heads = 24 entries; after every compaction 24\n"));
     ck_assert_ptr_null(strchr(text, '\033'));
+    ck_assert_ptr_null(strstr(text, "less than"));
+    print(7, false, 80, KV_INK_ASCII);
+    ck_assert_ptr_nonnull(strstr(text, "= 28 entries; after every compaction 24\nless than the budget: a layer held"));
     print(6, true, 80, KV_INK_BLOCKS);
     ck_assert_ptr_nonnull(strstr(text, "    1  ▅▅▅▅▇▇▇▇████▇▇▇▇▆▆▆▆       12     14.2      18\n"));
     print(0, false, 80, KV_INK_TRUE);
