@@ -48,6 +48,14 @@ static void running_remove(struct engine *engine, struct run *run)
     kv_seq_close(engine->kv, &run->seq);
 }
 
+static void run_show_entries(struct engine *engine, const struct run *run, int compacted)
+{
+    if (run->request.on_entries == NULL || run->seq == NULL) return;
+    int heads = engine->info.kv_heads, count = engine->info.layers * heads;
+    for (int i = 0; i < count; i++) engine->entries[i] = kv_head(engine->kv, run->seq, i / heads, i % heads).entries;
+    run->request.on_entries(run->request.user, run->request.id, kv_tokens_seen(run->seq), compacted, engine->entries);
+}
+
 void run_free(struct run *run)
 {
     if (run == NULL) return;
@@ -72,6 +80,7 @@ static uint64_t ids_hash(const int32_t *ids, int count)
 
 void run_finish(struct engine *engine, struct run *run, enum finish_reason reason)
 {
+    run_show_entries(engine, run, 0);
     if (run->state == RUN_QUEUED)
         queue_remove(engine, run);
     else
@@ -256,6 +265,7 @@ static void batch_compact(struct engine *engine, int count)
         struct run *run = engine->chosen[s];
         const struct request *request = &run->request;
         if (!run_is_due(run)) continue;
+        run_show_entries(engine, run, 0);
         engine->due_run[due] = run;
         engine->due[due++] = (struct kv_due){
             .seq = run->seq,
@@ -281,6 +291,7 @@ static void batch_compact(struct engine *engine, int count)
         run->figures.compactions++;
         run->figures.evicted_entries += engine->due[i].stats.evicted_entries;
         run->kept_mean_sum += (double)engine->due[i].stats.kept_entries / lists;
+        run_show_entries(engine, run, 1);
         if (engine->due[i].rc == 0) continue;
         snprintf(run->figures.error, sizeof run->figures.error, "%.255s", engine->due[i].err.text);
         run->ending = FINISH_ERROR;
@@ -329,6 +340,8 @@ static int batch_prefill(struct engine *engine)
         run->prefilled += engine->segments[s].count;
         run->figures.prefill_us += spent * engine->segments[s].count / tokens;
         run_measure(engine, run);
+        /* A prompt that is compacted now is shown there, before and after. */
+        if (engine->segments[s].wants_logits && !run_is_due(run)) run_show_entries(engine, run, 0);
     }
     batch_compact(engine, segments); /* no token drawn yet: PROMPT_AT_PREFILL */
     for (int s = 0; s < segments; s++) {

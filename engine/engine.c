@@ -114,6 +114,8 @@ static void info_fill(struct engine *engine)
     info->workspace_bytes = decoder_workspace_bytes(engine->decoder) + kv_pool_workspace_bytes(engine->kv);
     info->kv_bytes_per_token =
         2 * (int64_t)config->layers * config->kv_heads * config->head_dim * kv_number_bytes(engine);
+    info->kv_page_entries = KV_PAGE_ENTRIES;
+    info->kv_page_bytes = kv_pool_page_bytes(engine->kv);
     info->max_batch = engine->max_batch;
     info->chat_family = chat_family(engine->tokenizer);
 }
@@ -127,8 +129,10 @@ static int lists_new(struct engine *engine, struct kvf_err *err)
     engine->due = calloc(batch, sizeof *engine->due);
     engine->due_run = calloc(batch, sizeof *engine->due_run);
     engine->places = calloc((size_t)engine->model->config.vocab, sizeof *engine->places);
+    engine->entries =
+        calloc((size_t)engine->model->config.layers * (size_t)engine->model->config.kv_heads, sizeof *engine->entries);
     if (engine->running == NULL || engine->segments == NULL || engine->chosen == NULL || engine->due == NULL ||
-        engine->due_run == NULL || engine->places == NULL) {
+        engine->due_run == NULL || engine->places == NULL || engine->entries == NULL) {
         return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", engine->model->name);
     }
     return 0;
@@ -196,6 +200,7 @@ void engine_close(struct engine **engine)
     free(e->due_run);
     free(e->places);
     free(e->output);
+    free(e->entries);
     kv_pool_destroy(&e->kv);
     decoder_destroy(&e->decoder);
     tokenizer_close(&e->tokenizer);

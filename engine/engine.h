@@ -36,6 +36,8 @@ struct engine_info {
     int64_t parameters, weights_bytes;
     int64_t kv_reserved_bytes, workspace_bytes; /* grow when a request's policy is the first to need more */
     int64_t kv_bytes_per_token;                 /* of full cache */
+    int64_t kv_page_bytes; /* live bytes are pages; each holds kv_page_entries of one (layer, kv head) */
+    int kv_page_entries;
     int max_batch, threads;
     const char *chat_family; /* NULL: none known */
 };
@@ -79,7 +81,11 @@ struct request {
     int ignore_stop;    /* benches and golden tests: go on past stop ids */
     /* Called in engine_step for each new token with the complete characters that became available; may be NULL. */
     void (*on_token)(void *user, uint64_t id, int32_t token, const char *text, size_t len);
-    void *user;
+    /* Entries of every (layer, kv head), [layers][kv_heads], which live as long as the call: after prefill, before and
+     * after (`compacted`) each compaction, and at the end, inside engine_step or engine_cancel. In between every head
+     * grows by one a token. A sequence that was sent back starts again: tokens_seen falls. May be NULL. */
+    void (*on_entries)(void *user, uint64_t id, int tokens_seen, int compacted, const int32_t *entries);
+    void *user; /* of both calls */
 };
 
 /* Validates and queues. KVF_EINVAL: empty prompt, prompt + 1 > context (line says both numbers), budget, profile. */

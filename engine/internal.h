@@ -77,6 +77,7 @@ struct engine {
     struct kv_due *due;          /* [max_batch] what one kv_compact does */
     struct run **due_run;        /* [max_batch] whose it is */
     struct sample_place *places; /* [vocab] */
+    int32_t *entries;            /* [layers][kv_heads] what on_entries is shown */
     struct engine_counters counters;
 };
 

@@ -493,18 +493,24 @@ void conf_help(const struct conf_item *items, FILE *out)
     int width = 0;
     for (const struct conf_item *item = items; item->name != NULL; item++) {
         int len = (int)strlen(item->name) + (item->value_name == NULL ? 0 : 1 + (int)strlen(item->value_name));
-        if (item->kind == CONF_BOOL && item->fallback != NULL && bool_parse(item->fallback) == 1) len += 3;
+        if (item->kind == CONF_BOOL && item->fallback != NULL && bool_parse(item->fallback) == 1)
+            len += 7 + (int)strlen(item->name); /* both are shown: NAME, --no-NAME */
         if (len > width) width = len;
     }
     for (const struct conf_item *item = items; item->name != NULL; item++) {
         bool is_on = item->kind == CONF_BOOL && item->fallback != NULL && bool_parse(item->fallback) == 1;
         char flag[128], letter[8] = "    ";
-        snprintf(flag, sizeof flag, "%s%s%s%s", is_on ? "no-" : "", item->name,
-                 item->value_name == NULL || item->kind == CONF_BOOL ? "" : " ",
-                 item->value_name == NULL || item->kind == CONF_BOOL ? "" : item->value_name);
+        if (is_on)
+            snprintf(flag, sizeof flag, "%s, --no-%s", item->name, item->name);
+        else
+            snprintf(flag, sizeof flag, "%s%s%s", item->name,
+                     item->value_name == NULL || item->kind == CONF_BOOL ? "" : " ",
+                     item->value_name == NULL || item->kind == CONF_BOOL ? "" : item->value_name);
         if (item->letter != 0) snprintf(letter, sizeof letter, "-%c, ", item->letter);
         fprintf(out, "  %s--%-*s  %s", letter, width, flag, item->help == NULL ? "" : item->help);
-        if (item->fallback != NULL && item->kind != CONF_BOOL && item->fallback[0] != 0)
+        if (is_on)
+            fputs(" (default: on)", out);
+        else if (item->fallback != NULL && item->kind != CONF_BOOL && item->fallback[0] != 0)
             fprintf(out, " (default %s)", item->fallback);
         fputc('\n', out);
     }

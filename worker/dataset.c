@@ -270,6 +270,8 @@ static int line_parse(struct reader *reader, const char *line, size_t len, struc
         return line_fail(reader, err, "not UTF-8: byte 0x%02x at column %zu", (unsigned char)line[good], good + 1);
     json_error_t trouble;
     json_t *object = json_loadb(line, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &trouble);
+    if (object == NULL && json_error_code(&trouble) == json_error_null_character)
+        return line_fail(reader, err, "a string holds \\u0000, a NUL, which no text may (column %d)", trouble.column);
     if (object == NULL) return line_fail(reader, err, "not JSON: %s (column %d)", trouble.text, trouble.column);
     int rc = problem_fill(reader, object, out, err);
     json_decref(object);

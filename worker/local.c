@@ -3,14 +3,12 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <jansson.h>
 #include "worker/dataset.h"
 #include "worker/machine.h"
+#include "worker/new_file.h"
 #include "worker/text.h"
 
 #define PROFILE_TEXT_MAX 65535 /* the wire's limit */
@@ -80,14 +78,25 @@ int local_load_profile(const char *path, const char *model_hash, int layers, int
 
 /* ---- one prompt ---- */
 
+struct listener {
+    FILE *stream; /* NULL: nobody */
+    struct kv_map *map;
+};
+
 static void stream_token(void *user, uint64_t id, int32_t token, const char *text, size_t len)
 {
-    FILE *out = user;
+    FILE *out = ((struct listener *)user)->stream;
     (void)id;
     (void)token;
     if (len == 0) return;
     fwrite(text, 1, len, out);
     fflush(out);
+}
+
+static void record_entries(void *user, uint64_t id, int tokens_seen, int compacted, const int32_t *entries)
+{
+    (void)id;
+    kv_map_add(((struct listener *)user)->map, tokens_seen, compacted != 0, entries);
 }
 
 static int engine_open_local(const char *folder, const char *kernels, const char *kv_type, int threads,
@@ -137,6 +146,22 @@ static int completion_wait(struct engine *engine, const volatile sig_atomic_t *s
     return 0;
 }
 
+/* Full cache over the same steps, in pages: the last token drawn never gets there. */
+static void full_measure(struct local_answer *answer)
+{
+    const struct engine_info *info = &answer->info;
+    const int64_t lists = (int64_t)info->layers * info->kv_heads;
+    int64_t steps = answer->completion.output_tokens - 1, sum = 0, bytes = 0;
+    if (steps < 0) steps = 0;
+    for (int64_t step = 0; step <= steps; step++) {
+        int64_t entries = answer->completion.prompt_tokens + step;
+        bytes = (entries + info->kv_page_entries - 1) / info->kv_page_entries * lists * info->kv_page_bytes;
+        if (step > 0) sum += bytes;
+    }
+    answer->kv_full_peak_bytes = bytes;
+    answer->kv_full_mean_bytes = steps > 0 ? sum / steps : -1;
+}
+
 int local_generate(const struct local_prompt *how, struct local_answer *out, struct kvf_err *err)
 {
     struct engine *engine = NULL;
@@ -152,6 +177,8 @@ int local_generate(const struct local_prompt *how, struct local_answer *out, str
     out->info = *engine_info(engine);
     if (out->info.chat_family != NULL) snprintf(out->family, sizeof out->family, "%s", out->info.chat_family);
     out->info.chat_family = NULL; /* it dies with the engine */
+    kv_map_begin(&out->map, out->info.layers, out->info.kv_heads);
+    struct listener listener = {how->stream, &out->map};
     profile = calloc(1, sizeof *profile);
     rc = profile == NULL ? kvf_fail(err, KVF_ENOMEM, "out of memory") : profile_for(how, &out->info, profile, err);
     if (rc == 0)
@@ -169,7 +196,8 @@ int local_generate(const struct local_prompt *how, struct local_answer *out, str
         .seed = how->seed,
         .max_new_tokens = how->max_new_tokens > 0 ? how->max_new_tokens : out->info.context_tokens,
         .on_token = how->stream == NULL ? NULL : stream_token,
-        .user = how->stream,
+        .on_entries = how->record_entries ? record_entries : NULL,
+        .user = &listener,
     };
     if (rc == 0) rc = engine_submit(engine, &request, err);
     if (rc == 0) rc = completion_wait(engine, how->stop, &out->completion, err);
@@ -178,8 +206,7 @@ int local_generate(const struct local_prompt *how, struct local_answer *out, str
         snprintf(out->policy_name, sizeof out->policy_name, "%s", how->policy.name);
         out->budget_tokens = how->budget_tokens;
         out->interval_tokens = how->interval_tokens;
-        int64_t entries = (int64_t)out->completion.prompt_tokens + out->completion.output_tokens;
-        out->kv_full_bytes = entries * out->info.kv_bytes_per_token;
+        full_measure(out);
     } else {
         local_answer_free(out);
     }
@@ -192,6 +219,7 @@ int local_generate(const struct local_prompt *how, struct local_answer *out, str
 void local_answer_free(struct local_answer *answer)
 {
     completion_free(&answer->completion);
+    kv_map_free(&answer->map);
     memset(answer, 0, sizeof *answer);
 }
 
@@ -211,7 +239,8 @@ static void print_bytes(FILE *out, const char *name, int64_t value, int64_t full
 {
     if (value < 0) return;
     fprintf(out, "%-22s %.2f MiB", name, (double)value / 1048576.0);
-    if (full > 0) fprintf(out, "  (%.2f of full cache)", (double)value / (double)full);
+    if (full > 0)
+        fprintf(out, "  (%.2f of full cache, %.2f MiB)", (double)value / (double)full, (double)full / 1048576.0);
     fprintf(out, "\n");
 }
 
@@ -227,13 +256,13 @@ void local_print_figures(const struct local_answer *answer, FILE *out)
     print_count(out, "thinking", c->thinking_tokens, " tokens");
     if (c->ttft_us >= 0) fprintf(out, "%-22s %.1f ms\n", "time to first token", (double)c->ttft_us / 1000.0);
     if (decode_rate(c) >= 0) fprintf(out, "%-22s %.0f tokens/s\n", "decode", decode_rate(c));
-    print_bytes(out, "KV cache, mean", c->kv_live_mean_bytes, 0);
-    print_bytes(out, "KV cache, peak", c->kv_live_peak_bytes, answer->kv_full_bytes);
-    print_bytes(out, "full cache would take", answer->kv_full_bytes, 0);
+    print_bytes(out, "KV cache, mean", c->kv_live_mean_bytes, answer->kv_full_mean_bytes);
+    print_bytes(out, "KV cache, peak", c->kv_live_peak_bytes, answer->kv_full_peak_bytes);
     print_count(out, "compactions", c->compactions, "");
     print_count(out, "evicted", c->evicted_entries, " entries");
     if (c->budget_achieved >= 0) fprintf(out, "%-22s %.1f entries a head\n", "budget achieved", c->budget_achieved);
-    fprintf(out, "%-22s %s, %d threads\n", "kernels", answer->info.kernel_set, answer->info.threads);
+    fprintf(out, "%-22s %s, %d thread%s\n", "kernels", answer->info.kernel_set, answer->info.threads,
+            answer->info.threads == 1 ? "" : "s");
 }
 
 static int set_int(json_t *object, const char *name, int64_t value)
@@ -271,12 +300,15 @@ int local_print_json(const struct local_answer *answer, FILE *out, struct kvf_er
     bad |= set_int(object, "total_us", c->total_us) | set_real(object, "decode_tokens_per_s", decode_rate(c));
     bad |= set_int(object, "kv_live_mean_bytes", c->kv_live_mean_bytes);
     bad |= set_int(object, "kv_live_peak_bytes", c->kv_live_peak_bytes);
-    bad |= set_int(object, "kv_full_bytes", answer->kv_full_bytes);
+    bad |= set_int(object, "kv_full_mean_bytes", answer->kv_full_mean_bytes);
+    bad |= set_int(object, "kv_full_peak_bytes", answer->kv_full_peak_bytes);
     bad |= set_int(object, "compactions", c->compactions) | set_int(object, "evicted_entries", c->evicted_entries);
     bad |= set_real(object, "budget_achieved", c->budget_achieved) | set_real(object, "min_margin", c->min_margin);
+    if (answer->map.count > 0 && !answer->map.lost)
+        bad |= json_object_set_new(object, "kv_map", kv_map_json(&answer->map));
     free(text);
     int rc = 0;
-    if (bad)
+    if (bad || answer->map.lost)
         rc = kvf_fail(err, KVF_ENOMEM, "figures as JSON: out of memory");
     else if (json_dumpf(object, out, 0) != 0 || fputc('\n', out) == EOF || fflush(out) != 0)
         rc = kvf_fail(err, KVF_EIO, "cannot write the figures: %s", strerror(errno));
@@ -294,29 +326,15 @@ struct calibration local_calibration_defaults(void)
 
 static int profile_write(const struct wave_profile *profile, const char *path, struct kvf_err *err)
 {
-    char *text = malloc(PROFILE_TEXT_MAX), *temporary = malloc(strlen(path) + 8);
-    int rc = 0, file = -1;
-    if (text == NULL || temporary == NULL) {
-        rc = kvf_fail(err, KVF_ENOMEM, "%s: out of memory", path);
-        goto out;
+    char *text = malloc(PROFILE_TEXT_MAX);
+    if (text == NULL) return kvf_fail(err, KVF_ENOMEM, "%s: out of memory", path);
+    struct new_file file;
+    int rc = profile_format(profile, text, PROFILE_TEXT_MAX, err);
+    if (rc == 0) rc = new_file_begin(path, "wave profile", &file, err);
+    if (rc == 0) {
+        fputs(text, file.stream);
+        rc = new_file_commit(&file, "wave profile", err);
     }
-    rc = profile_format(profile, text, PROFILE_TEXT_MAX, err);
-    if (rc != 0) goto out;
-    sprintf(temporary, "%s.XXXXXX", path);
-    file = mkstemp(temporary);
-    if (file < 0) {
-        rc = kvf_fail(err, KVF_EIO, "%s: cannot create: %s", temporary, strerror(errno));
-        goto out;
-    }
-    size_t len = strlen(text);
-    if (write(file, text, len) != (ssize_t)len || fchmod(file, 0644) != 0 || fsync(file) != 0 ||
-        rename(temporary, path) != 0) {
-        rc = kvf_fail(err, KVF_EIO, "%s: cannot write wave profile: %s", path, strerror(errno));
-        unlink(temporary);
-    }
-out:
-    if (file >= 0) close(file);
-    free(temporary);
     free(text);
     return rc;
 }

@@ -7,12 +7,14 @@
 #define KVF_LOCAL_H
 
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include "alloc/err.h"
 #include "alloc/policy.h"
 #include "alloc/profile.h"
 #include "engine/engine.h"
+#include "worker/kv_map.h"
 
 /* ---- wave profiles ---- */
 
@@ -42,6 +44,7 @@ struct local_prompt {
     struct sampling sampling;
     uint64_t seed;
     int max_new_tokens;                /* 0: what the context leaves */
+    bool record_entries;               /* fill the answer's map */
     FILE *stream;                      /* gets the text as it is decoded, flushed a token; NULL: nobody */
     const volatile sig_atomic_t *stop; /* nonzero ends it as cancelled; may be NULL */
 };
@@ -50,14 +53,17 @@ struct local_answer {
     char family[64];         /* "" when the model names none */
     struct completion completion;
     char policy_name[POLICY_NAME_MAX];
-    int budget_tokens, interval_tokens; /* as asked */
-    int64_t kv_full_bytes;              /* what full cache takes for this prompt and output */
+    int budget_tokens, interval_tokens;             /* as asked */
+    int64_t kv_full_mean_bytes, kv_full_peak_bytes; /* what full cache takes for this prompt and output, measured
+                                                       like the completion's live bytes; mean -1: no decode step */
+    struct kv_map map;                              /* without points unless record_entries */
 };
 KVF_MUSTCHECK int local_generate(const struct local_prompt *how, struct local_answer *out, struct kvf_err *err);
 void local_answer_free(struct local_answer *answer);
 /* The figures as aligned text, a figure a line; what was not measured is left out. */
 void local_print_figures(const struct local_answer *answer, FILE *out);
-/* Text and figures as one JSON object and a line end; what was not measured is null. KVF_EIO, KVF_ENOMEM. */
+/* Text and figures as one JSON object and a line end; what was not measured is null; kv_map where it was recorded.
+ * KVF_EIO, KVF_ENOMEM. */
 KVF_MUSTCHECK int local_print_json(const struct local_answer *answer, FILE *out, struct kvf_err *err);
 
 /* ---- calibration ---- */
@@ -74,8 +80,7 @@ struct local_calibration {
 };
 /* Usual settings: window 8, rho 0.93, from token 64 every 32, at most 1024 new tokens. */
 struct calibration local_calibration_defaults(void);
-/* Measures and writes the profile: to a temporary file in the same folder, synced, then renamed, so that no reader ever
- * sees a part of it. written (optional): path that was written, malloc'd. */
+/* Measures and writes the profile, as new_file.h does. written (optional): path that was written, malloc'd. */
 KVF_MUSTCHECK int local_calibrate(const struct local_calibration *how, struct wave_profile *out, char **written,
                                   struct kvf_err *err);
 

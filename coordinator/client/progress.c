@@ -108,8 +108,8 @@ void progress_line(const struct progress *progress, char *out, size_t cap)
     if (memory == NULL) return;
     fprintf(memory, "job %lld: ", (long long)progress->job_id);
     if (progress_ended(progress)) fprintf(memory, "%s, ", progress->state);
-    fprintf(memory, "%s/%s samples (%d %%)", format_count((double)progress->done, done),
-            format_count((double)progress->total, total), progress_percent(progress));
+    fprintf(memory, "%s/%s (%d %%)", format_count((double)progress->done, done),
+            format_noun(progress->total, "sample", total, sizeof total), progress_percent(progress));
     figures_print(progress, ", ", memory);
     fclose(memory);
     out[cap - 1] = '\0';

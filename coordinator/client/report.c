@@ -80,9 +80,10 @@ static void job_print(const json_t *job, FILE *out)
 
     fprintf(out, "job %.0f: %s, ", view_number(job, "job_id"), state);
     if (done < total)
-        fprintf(out, "%s of %s samples%s", format_count(done, a), format_count(total, b), running ? " so far" : "");
+        fprintf(out, "%s of %s%s", format_count(done, a), format_noun((int64_t)total, "sample", b, sizeof b),
+                running ? " so far" : "");
     else
-        fprintf(out, "%s samples", format_count(done, a));
+        fprintf(out, "%s", format_noun((int64_t)done, "sample", a, sizeof a));
     if (!running && !isnan(view_number(job, "wall_s")))
         fprintf(out, " in %s", format_duration(view_number(job, "wall_s"), a));
     if (!running && view_number(job, "tokens_per_s") > 0)
@@ -90,14 +91,14 @@ static void job_print(const json_t *job, FILE *out)
                 format_count(view_number(job, "tokens_per_s"), c));
     fputc('\n', out);
     if (errors > 0) {
-        fprintf(out, "errors: %s of them; most often (%s times): ", format_count(errors, a),
-                format_count(view_number(job, "top_error_count"), b));
+        fprintf(out, "errors: %s of them; most often (%s): ", format_count(errors, a),
+                format_noun((int64_t)view_number(job, "top_error_count"), "time", b, sizeof b));
         text_print(text_of(job, "top_error"), false, out);
         fputc('\n', out);
     }
     if (skipped > 0)
-        fprintf(out, "skipped: %s bad lines of %s were left out, as --skip-bad-lines says\n", format_count(skipped, a),
-                text_of(job, "dataset_name"));
+        fprintf(out, "skipped: %s of %s left out, as --skip-bad-lines says\n",
+                format_noun((int64_t)skipped, "bad line", a, sizeof a), text_of(job, "dataset_name"));
 }
 
 void report_table(const json_t *job, const json_t *cells, int width, FILE *out)

@@ -34,7 +34,8 @@ struct settings {
     /* running here */
     int64_t threads, probes, from_tokens, every_tokens, window;
     double rho;
-    const char *kernels, *kv_type, *out;
+    const char *kernels, *kv_type, *out, *plot, *kv_map_rows;
+    bool kv_map;
 };
 
 struct command {

@@ -136,6 +136,7 @@ int64_t kv_seq_live_bytes(const struct kv_pool *pool, const struct kv_seq *seq);
 int64_t kv_seq_entries(const struct kv_seq *seq); /* over all layers and heads */
 /* All pages, their mass included once the pool is prepared for that. */
 int64_t kv_pool_reserved_bytes(const struct kv_pool *pool);
+int64_t kv_pool_page_bytes(const struct kv_pool *pool);
 int64_t kv_pool_workspace_bytes(const struct kv_pool *pool); /* page tables, query rings, compaction scratch */
 
 /* Walks the pool: every page is on the free list or in exactly one list of one open sequence, every list is as long as

@@ -486,6 +486,11 @@ int64_t kv_pool_reserved_bytes(const struct kv_pool *pool)
     return pool->pages * (pool->page_bytes + (pool->mass != NULL ? MASS_PAGE_BYTES : 0));
 }
 
+int64_t kv_pool_page_bytes(const struct kv_pool *pool)
+{
+    return pool->page_bytes;
+}
+
 int64_t kv_pool_workspace_bytes(const struct kv_pool *pool)
 {
     return pool->workspace_bytes + pool->threads * compact_work_bytes(pool->scratch[0].work);

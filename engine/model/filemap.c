@@ -81,6 +81,9 @@ int json_parse(const char *where, const void *text, int64_t size, json_t **out, 
         case json_error_duplicate_key:
             what = "a key appears twice";
             break;
+        case json_error_null_character:
+            return kvf_fail(err, KVF_ECORRUPT, "%s: a string holds \\u0000, a NUL, at byte %d (line %d)", where,
+                            at.position, at.line);
         case json_error_out_of_memory:
             return kvf_fail(err, KVF_ENOMEM, "%s: out of memory", where);
         default:

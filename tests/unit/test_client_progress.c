@@ -51,6 +51,11 @@ START_TEST(line_of_a_pipe)
         "{\"job_id\":8,\"state\":\"done_with_errors\",\"total\":10,\"done\":10,\"errors\":2,\"elapsed_s\":61}");
     progress_line(&progress, line, sizeof line);
     ck_assert_str_eq(line, "job 8: done_with_errors, 10/10 samples (100 %), 1:01, 2 errors");
+    progress_free(&progress);
+
+    progress = progress_of("{\"job_id\":9,\"state\":\"done\",\"total\":1,\"done\":1,\"elapsed_s\":2}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_ptr_nonnull(strstr(line, "1/1 sample (100 %)"));
     ck_assert(progress_ended(&progress));
 }
 END_TEST

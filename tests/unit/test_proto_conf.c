@@ -308,7 +308,7 @@ START_TEST(help)
     ck_assert_ptr_nonnull(strstr(text, "  -n, --limit N            how many (default 5)\n"));
     ck_assert_ptr_nonnull(strstr(text, "      --keys DIR           key folder (default var/keys)\n"));
     ck_assert_ptr_nonnull(strstr(text, "  -w, --watch              follow it\n"));
-    ck_assert_ptr_nonnull(strstr(text, "  -c, --no-color           colors\n"));
+    ck_assert_ptr_nonnull(strstr(text, "  -c, --color, --no-color  colors (default: on)\n"));
     free(text);
 }
 END_TEST

@@ -92,7 +92,7 @@ static const struct {
     BAD("{\"problem\": \"\xff\", \"answer\": \"1\"}", "UTF-8", "0xff", "column 14"),
     BAD("{\"problem\": \"\xed\xa0\x80\", \"answer\": \"1\"}", "UTF-8", "0xed"),
     BAD("{\"problem\": \"\xc0\x80\", \"answer\": \"1\"}", "UTF-8", "0xc0"),
-    BAD("{\"problem\": \"a\\u0000b\", \"answer\": \"1\"}", "not JSON"),
+    BAD("{\"problem\": \"a\\u0000b\", \"answer\": \"1\"}", "a NUL"),
     BAD("{\"problem\": \"a\0b\", \"answer\": \"1\"}", "NUL", "column 15"),
     BAD("{\"problem\": \"p\", \"answer\": 123456789012345678901234567890}", "not JSON"),
     BAD("{\"problem\": \"p\xe2\x82", "UTF-8", "0xe2"),

@@ -49,9 +49,10 @@ START_TEST(generates)
     ck_assert_ptr_nonnull(strstr(text, "\\boxed{32779}"));
     ck_assert_int_eq(answer.completion.finish, FINISH_STOP);
     ck_assert_int_eq(answer.completion.compactions, 0);
-    ck_assert_int_eq(answer.kv_full_bytes,
-                     (int64_t)(answer.completion.prompt_tokens + answer.completion.output_tokens) *
-                         answer.info.kv_bytes_per_token);
+    /* full cache is what it is compared with */
+    ck_assert_int_eq(answer.kv_full_mean_bytes, answer.completion.kv_live_mean_bytes);
+    ck_assert_int_eq(answer.kv_full_peak_bytes, answer.completion.kv_live_peak_bytes);
+    ck_assert_int_eq(answer.map.count, 0); /* it was not asked for */
     FILE *out = open_memstream(&figures, &len);
     ck_assert_int_eq(local_print_json(&answer, out, &err), 0);
     fclose(out);
@@ -75,8 +76,52 @@ START_TEST(compresses)
     ck_assert_msg(local_generate(&how, &answer, &err) == 0, "%s", err.text);
     ck_assert_int_gt(answer.completion.compactions, 0);
     ck_assert_int_gt(answer.completion.evicted_entries, 0);
-    ck_assert_int_lt(answer.completion.kv_live_mean_bytes, answer.kv_full_bytes);
+    ck_assert_int_lt(answer.completion.kv_live_mean_bytes, answer.kv_full_mean_bytes);
+    ck_assert_int_lt(answer.completion.kv_live_peak_bytes, answer.kv_full_peak_bytes);
     local_answer_free(&answer);
+}
+END_TEST
+
+/* The map says what the engine measured, and recording it changes nothing. */
+START_TEST(maps)
+{
+    static const char *const policies[] = {"full", "snapkv", "ada-rkv", "streaming"};
+    for (int i = 0; i < 4; i++) {
+        struct local_prompt how = prompt_of(policies[i], 40);
+        struct local_answer plain, answer;
+        struct kvf_err err = {""};
+        ck_assert_msg(local_generate(&how, &plain, &err) == 0, "%s", err.text);
+        how.record_entries = true;
+        ck_assert_msg(local_generate(&how, &answer, &err) == 0, "%s", err.text);
+        const struct completion *c = &answer.completion;
+        const struct kv_map *map = &answer.map;
+        ck_assert_uint_eq(c->output_hash, plain.completion.output_hash);
+        ck_assert(c->min_margin == plain.completion.min_margin);
+        ck_assert_int_eq(kv_map_compactions(map), c->compactions);
+        ck_assert_int_eq(map->tokens[0], c->prompt_tokens);
+        ck_assert_int_eq(map->tokens[map->count - 1], c->prompt_tokens + c->output_tokens - 1);
+        int lists = map->layers * map->kv_heads;
+        int64_t evicted = 0;
+        for (int p = 1; p < map->count; p++) {
+            const int32_t *now = map->entries + (int64_t)p * lists, *before = now - lists;
+            for (int k = 0; k < lists; k++) {
+                if (map->after[p])
+                    evicted += before[k] - now[k];
+                else /* every head grows by one a token */
+                    ck_assert_int_eq(now[k] - before[k], map->tokens[p] - map->tokens[p - 1]);
+            }
+        }
+        ck_assert_int_eq(evicted, c->evicted_entries);
+        double mean;
+        int64_t peak;
+        kv_map_live(map, answer.info.kv_page_entries, answer.info.kv_page_bytes, &mean, &peak);
+        ck_assert_int_eq((int64_t)mean, c->kv_live_mean_bytes);
+        ck_assert_int_eq(peak, c->kv_live_peak_bytes);
+        if (c->compactions > 0)
+            ck_assert_double_eq_tol(kv_map_figures(map, 0, lists).kept / lists, c->budget_achieved, 1e-9);
+        local_answer_free(&plain);
+        local_answer_free(&answer);
+    }
 }
 END_TEST
 
@@ -180,6 +225,7 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, generates);
     tcase_add_test(tc, compresses);
+    tcase_add_test(tc, maps);
     tcase_add_test(tc, calibrates);
     tcase_add_test(tc, refuses);
     tcase_add_test(tc, stops_when_told);
