@@ -12,7 +12,7 @@ _Static_assert(CPU_PAGE_ENTRIES == KV_PAGE_ENTRIES, "kernels and cache agree on 
 /* Rows that one thread takes at a time in row-wise work. */
 #define ROWS_A_TAKE 4
 /* Pieces of a product for each thread: enough to even out, few enough to keep the cost of taking one small. */
-#define PIECES_A_THREAD 2
+#define PIECES_A_THREAD 4
 /* Sequences differ in length, so attention is cut finer. */
 #define ATTEND_PIECES_A_THREAD 8
 
