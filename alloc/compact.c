@@ -21,7 +21,7 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->max_window = max_window;
     work->max_entries = max_entries;
     const size_t padded = (n + SCORE_TILE - 1) / SCORE_TILE * SCORE_TILE;
-    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n + 3 * heads * n;
+    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + 2 * n + 3 * heads * n;
     float *at = malloc(words * sizeof *at);
     if (at == NULL) {
         free(work);
@@ -37,7 +37,7 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->scratch.matrix = at += 17 * d;
     work->scratch.column = at += d * d;
     work->scratch.marker = (int32_t *)(at += padded);
-    at += n;
+    at += 2 * n;
     for (size_t h = 0; h < heads; h++) work->score[h] = at + h * n;
     work->rank = (uint32_t *)(at += heads * n);
     work->kept = (int32_t *)(at += heads * n);

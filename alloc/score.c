@@ -173,36 +173,56 @@ static void tile_normalise(const float *tile, int d, float *unit, float *lanes, 
     }
 }
 
-/* Rows first...first + rows - 1 of the cosine matrix: the newest entry whose cosine is above the threshold, entry 0
- * where there is none, and that cosine. */
-static void rows_scan(const struct compact_kernels *kernels, const float *unit, int n, int d, float threshold,
-                      int first, int rows, int32_t *relieved, float *cosine)
+/* The newest lane below `lanes` whose cosine is above the threshold; -1 if there is none. */
+static int lane_similar(const float *dot, int lanes, float threshold)
 {
-    const float *row[SCAN_ROWS];
-    float dot[SCAN_ROWS][SCORE_TILE];
-    int open = rows;
-    for (int r = 0; r < rows; r++) {
-        const int i = first + r;
-        row[r] = unit + (int64_t)(i / SCORE_TILE) * d * SCORE_TILE + i % SCORE_TILE;
-        relieved[i] = -1;
+    /* The sign of a difference, not a comparison: compilers make vectors of the one and branches of the other. */
+    uint32_t above = 0;
+    for (int j = 0; j < SCORE_TILE; j++) {
+        const float below = threshold - dot[j];
+        uint32_t bits;
+        memcpy(&bits, &below, sizeof bits);
+        above |= bits;
     }
+    if (!(above >> 31)) return -1;
+    while (--lanes >= 0 && !(dot[lanes] > threshold)) {
+    }
+    return lanes;
+}
+
+/* Finds for every row of the cosine matrix the newest entry above the threshold, entry 0 where there is none, and takes
+ * that cosine out of the column sums. Tile by tile from the newest; a row leaves `pending` with its first hit. */
+static void rows_relieve(const struct compact_kernels *kernels, const float *unit, int n, int d, float threshold,
+                         int32_t *pending, int32_t *relieved, float *column)
+{
+    int open = n;
+    for (int i = 0; i < n; i++) pending[i] = i;
     for (int t = isinf(threshold) ? 0 : tiles_of(n) - 1; t >= 0 && open > 0; t--) {
-        kernels->dot_tiles(row, SCORE_TILE, rows, unit + (int64_t)t * d * SCORE_TILE, 1, d, dot[0], SCORE_TILE);
         const int begin = t * SCORE_TILE, lanes = n - begin < SCORE_TILE ? n - begin : SCORE_TILE;
-        for (int r = 0; r < rows; r++) {
-            const int i = first + r;
-            if (relieved[i] >= 0) continue;
-            int any = 0;
-            for (int j = 0; j < SCORE_TILE; j++) any |= dot[r][j] > threshold;
-            if (!any && t > 0) continue;
-            int lane = lanes - 1;
-            while (lane >= 0 && (!(dot[r][lane] > threshold) || begin + lane == i)) lane--;
-            if (lane < 0 && t > 0) continue;
-            if (lane < 0) lane = 0;
-            relieved[i] = begin + lane;
-            cosine[r] = dot[r][lane];
-            open--;
+        int left = 0;
+        for (int at = 0; at < open; at += SCAN_ROWS) {
+            const int rows = open - at < SCAN_ROWS ? open - at : SCAN_ROWS;
+            const float *row[SCAN_ROWS];
+            float dot[SCAN_ROWS][SCORE_TILE];
+            for (int r = 0; r < rows; r++) {
+                const int i = pending[at + r];
+                row[r] = unit + (int64_t)(i / SCORE_TILE) * d * SCORE_TILE + i % SCORE_TILE;
+            }
+            kernels->dot_tiles(row, SCORE_TILE, rows, unit + (int64_t)t * d * SCORE_TILE, 1, d, dot[0], SCORE_TILE);
+            for (int r = 0; r < rows; r++) {
+                const int i = pending[at + r];
+                if (i / SCORE_TILE == t) dot[r][i % SCORE_TILE] = -INFINITY; /* itself: the diagonal is gone already */
+                int lane = lane_similar(dot[r], lanes, threshold);
+                if (lane < 0 && t > 0) {
+                    pending[left++] = i;
+                    continue;
+                }
+                if (lane < 0) lane = 0;
+                relieved[i] = begin + lane;
+                if (relieved[i] != i) column[relieved[i]] -= dot[r][lane];
+            }
         }
+        open = left;
     }
 }
 
@@ -210,7 +230,7 @@ void score_redundancy(const struct compact_kernels *kernels, const float *tiles,
                       float *unit, float *vector, int32_t *relieved, float *column, float *redundancy)
 {
     const int count = tiles_of(n);
-    float *sum = vector, *lanes = vector + d, cosine[SCAN_ROWS] = {0};
+    float *sum = vector, *lanes = vector + d;
     memset(lanes, 0, (size_t)d * SCORE_TILE * sizeof *lanes);
     for (int t = 0; t < count; t++) {
         const int64_t at = (int64_t)t * d * SCORE_TILE;
@@ -227,12 +247,7 @@ void score_redundancy(const struct compact_kernels *kernels, const float *tiles,
     const float *one = sum;
     kernels->dot_tiles(&one, 1, 1, unit, count, d, column, 0);
     for (int j = 0; j < n; j++) column[j] -= redundancy[j]; /* the diagonal */
-    for (int first = 0; first < n; first += SCAN_ROWS) {
-        const int rows = n - first < SCAN_ROWS ? n - first : SCAN_ROWS;
-        rows_scan(kernels, unit, n, d, (float)threshold, first, rows, relieved, cosine);
-        for (int r = 0; r < rows; r++)
-            if (relieved[first + r] != first + r) column[relieved[first + r]] -= cosine[r];
-    }
+    rows_relieve(kernels, unit, n, d, (float)threshold, relieved + n, relieved, column);
     for (int j = 0; j < n; j++) redundancy[j] = column[j] /= (float)n;
     const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;

@@ -45,17 +45,15 @@ static void probe_sample(struct probe *probe, const struct kv_seq *seq)
     int64_t width = (int64_t)info->heads * dim;
     double x[PROFILE_MAX_LAYERS], all[PROFILE_MAX_LAYERS];
     for (int l = 0; l < info->layers; l++) {
-        int rows = kv_queries(kv, seq, l, probe->queries);
-        int window = rows < probe->how->window_tokens ? rows : probe->how->window_tokens;
-        const float *newest = probe->queries + (rows - window) * width;
+        int window = kv_queries(kv, seq, l, probe->how->window_tokens, probe->queries);
         int held = 0;
         x[l] = 0.0;
         for (int h = 0; h < info->kv_heads; h++) {
             int entries = kv_head(kv, seq, l, h).entries;
             kv_read_head(kv, seq, l, h, probe->keys, NULL, NULL);
             double *attention = probe->attention + held;
-            demand_attention(probe->keys, entries, dim, newest + h * group * dim, window, width, group, probe->scratch,
-                             attention);
+            demand_attention(probe->keys, entries, dim, probe->queries + h * group * dim, window, width, group,
+                             probe->scratch, attention);
             x[l] += demand_count(attention, entries, probe->how->rho, probe->scratch) / (double)info->kv_heads;
             held += entries;
         }

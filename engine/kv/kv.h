@@ -74,8 +74,8 @@ struct kv_view {
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
 
 int kv_tokens_seen(const struct kv_seq *seq);
-/* Last min(window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out. */
-int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, float *out);
+/* Last min(wanted, window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out. */
+int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int wanted, float *out);
 /* Copies of one head's entries in list order, for tests, calibration and the debug dump. Any out may be NULL. */
 void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, float *keys, float *values,
                   int32_t *positions);

@@ -93,8 +93,7 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
     int64_t query_row = (int64_t)shape->kv_heads * shape->group * shape->head_dim;
     int by_rows = compact_reads_rows(policy);
     for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, due->seq, layer, h, by_rows, values, scratch);
-    int rows = kv_queries(pool, due->seq, layer, scratch->queries);
-    int used = rows < policy->window_tokens ? rows : policy->window_tokens;
+    int rows = kv_queries(pool, due->seq, layer, policy->window_tokens, scratch->queries);
     return (struct compact_input){
         .kv_heads = shape->kv_heads,
         .group = shape->group,
@@ -105,8 +104,8 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
         .mass = due->seq->mass != NULL ? scratch->head_mass : NULL,
         .positions = scratch->head_positions,
         .entries = scratch->head_entries,
-        .queries = scratch->queries + (rows - used) * query_row,
-        .query_rows = used,
+        .queries = scratch->queries,
+        .query_rows = rows,
         .query_position = due->seq->tokens_seen - 1,
         .rope_frequency = model->rope_frequency,
         .output = model->output != NULL ? model->output + layer * query_row * model->hidden : NULL,

@@ -421,13 +421,14 @@ int kv_tokens_seen(const struct kv_seq *seq)
     return seq->tokens_seen;
 }
 
-int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, float *out)
+int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int wanted, float *out)
 {
     const struct kv_shape *shape = &pool->shape;
     int64_t width = (int64_t)shape->kv_heads * shape->group * shape->head_dim;
     const float *ring = seq->ring + (int64_t)layer * shape->window_tokens * width;
     int put = seq->queries_put[layer];
     int rows = put < shape->window_tokens ? put : shape->window_tokens;
+    if (rows > wanted) rows = wanted;
     for (int r = 0; r < rows; r++) {
         int slot = (put - rows + r) % shape->window_tokens;
         memcpy(out + r * width, ring + slot * width, (size_t)width * sizeof *out);

@@ -368,7 +368,7 @@ START_TEST(scores_equal_reference)
         struct inputs in = inputs_of(row);
         const int past = in.n - in.window, is_rkv = golden_text(row, "kind")[0] == 'r';
         float *work = malloc((size_t)((in.n + 15) * (2 * in.d + 9) + 17 * in.d) * sizeof *work);
-        int32_t *relieved = malloc((size_t)in.n * sizeof *relieved);
+        int32_t *relieved = malloc(2 * (size_t)in.n * sizeof *relieved);
         float *imp = work, *pooled = imp + in.n, *red = pooled + in.n, *vector = red + in.n;
         float *logit = vector + 17 * in.d, *column = logit + 5 * (in.n + 15), *unit = column + in.n + 15;
         float *tiles = unit + (in.n + 15) * in.d;

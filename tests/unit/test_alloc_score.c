@@ -53,7 +53,7 @@ START_TEST(redundancy_equals_the_whole_matrix)
     static float keys[MOST * MOST_DIM], tiles[(MOST + 15) * MOST_DIM];
     static float unit[(MOST + 15) * MOST_DIM], vector[17 * MOST_DIM], column[MOST + 15], redundancy[MOST];
     static double wide[MOST][MOST_DIM], cosine[MOST][MOST];
-    int32_t relieved[MOST];
+    int32_t relieved[2 * MOST];
     int found_after = 0, found_before = 0, none = 0;
     state = 2;
     for (int round = 0; round < ROUNDS; round++) {

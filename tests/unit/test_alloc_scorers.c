@@ -112,7 +112,7 @@ static struct score_scratch scratch_new(void)
     const size_t d = (size_t)layer.d;
     for (int h = 0; h < layer.heads; h++)
         if ((size_t)layer.entries[h] > most) most = (size_t)layer.entries[h];
-    int32_t *marker = malloc(most * sizeof *marker);
+    int32_t *marker = malloc(2 * most * sizeof *marker);
     ck_assert_ptr_nonnull(marker);
     const size_t padded = (most + 15) / 16 * 16;
     return (struct score_scratch){.row = floats(5 * padded),

@@ -159,12 +159,12 @@ START_TEST(queries_are_the_last_rows)
     int queries = shape.kv_heads * shape.group, width = queries * shape.head_dim;
     float *out = malloc((size_t)(shape.window_tokens * width) * sizeof *out),
           *wanted = malloc((size_t)width * sizeof *out);
-    ck_assert_int_eq(kv_queries(pool, seq, 0, out), 0);
+    ck_assert_int_eq(kv_queries(pool, seq, 0, 99, out), 0);
     for (int seen = _i; seen <= 40; seen += _i) {
         fixture_append(pool, &shape, seq, 9, _i);
         for (int l = 0; l < shape.layers; l++) {
             int rows = seen < shape.window_tokens ? seen : shape.window_tokens;
-            ck_assert_int_eq(kv_queries(pool, seq, l, out), rows);
+            ck_assert_int_eq(kv_queries(pool, seq, l, 99, out), rows);
             for (int r = 0; r < rows; r++) {
                 fixture_rows(ROW_QUERY, 9, l, queries, shape.head_dim, seen - rows + r, 1, wanted);
                 ck_assert_mem_eq(out + r * width, wanted, (size_t)width * sizeof *wanted);
@@ -177,7 +177,7 @@ START_TEST(queries_are_the_last_rows)
     kv_seq_close(pool, &seq);
     seq = fixture_open(pool);
     float none[1];
-    ck_assert_int_eq(kv_queries(pool, seq, 1, none), 0);
+    ck_assert_int_eq(kv_queries(pool, seq, 1, 99, none), 0);
     kv_pool_destroy(&pool);
 }
 END_TEST

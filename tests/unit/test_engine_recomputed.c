@@ -97,7 +97,7 @@ static void rows_take(const struct kv_seq *seq)
     int fresh = kv_tokens_seen(seq) - seen;
     ck_assert_int_le(fresh, ENGINE_WINDOW_TOKENS);
     for (int l = 0; l < LAYERS; l++) {
-        int rows = kv_queries(engine->kv, seq, l, queries);
+        int rows = kv_queries(engine->kv, seq, l, ENGINE_WINDOW_TOKENS, queries);
         for (int h = 0; h < HEADS; h++) {
             int held = kv_head(engine->kv, seq, l, h).entries;
             kv_read_head(engine->kv, seq, l, h, keys[0], values[0], NULL);
@@ -144,7 +144,7 @@ static void plain_compact(const struct kv_seq *seq)
             .positions = positions[l],
             .entries = entries[l],
             .queries = own,
-            .query_rows = kv_queries(engine->kv, seq, l, own),
+            .query_rows = kv_queries(engine->kv, seq, l, ENGINE_WINDOW_TOKENS, own),
             .query_position = seen - 1,
             .rope_frequency = frequency,
             .output = output + (int64_t)l * width * engine->info.hidden,
