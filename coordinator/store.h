@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "alloc/err.h"
+#include "coordinator/copy.h"
 #include "coordinator/pg.h"
 #include "coordinator/queue.h"
 #include "proto/message.h"
@@ -25,9 +26,9 @@ struct store {
     char *conninfo;
     char application[64]; /* "kvfleet-coordinator HOST:PID": how another coordinator names us */
     bool locked;
-    int64_t epoch;          /* of this holding of the lock: a transaction id, which only grows */
-    struct column *columns; /* [n_columns] of result rows */
-    int n_columns;
+    int64_t epoch;                          /* of this holding of the lock: a transaction id, which only grows */
+    struct copy copy;                       /* of result rows */
+    char *copy_sql;                         /* its two statements */
     struct column fences, ids, runs, texts; /* of other statements */
 };
 
@@ -92,9 +93,9 @@ struct store_row {
 };
 /* KVF_EINVAL: a value that the tables do not take (unknown finish or grade, a negative or too large count). */
 KVF_MUSTCHECK int store_result_check(const struct rec_result *result, struct kvf_err *err);
-/* One statement, one commit: rows whose lease (one of `fences`, each once) is active become results and grades, those
- * that are there already are left as they are, and the leases in `done` end. *fenced: those of the fences that are not
- * active, malloc'd. */
+/* One transaction, committed when this returns: rows whose lease (one of `fences`, each once) is active become results
+ * and grades, those that are there already are left as they are, and the leases in `done` end. *fenced: those of the
+ * fences that are not active, malloc'd. */
 KVF_MUSTCHECK int store_results(struct store *store, const int64_t *fences, uint32_t n_fences,
                                 const struct store_row *rows, uint32_t n, const int64_t *done, uint32_t n_done,
                                 int64_t **fenced, uint32_t *n_fenced, struct kvf_err *err);
@@ -114,7 +115,6 @@ KVF_MUSTCHECK int store_load_job(struct store *store, struct queue *queue, int64
 
 /* ---- shared by the files of the store ---- */
 
-KVF_MUSTCHECK int store_prepare_results(struct store *store, struct kvf_err *err);
-KVF_MUSTCHECK int store_columns_init(struct store *store, struct kvf_err *err);
+KVF_MUSTCHECK int store_copy_init(struct store *store, struct kvf_err *err);
 
 #endif
