@@ -32,6 +32,12 @@ size_t binary_int(char *out, int64_t value)
     return 8;
 }
 
+size_t binary_narrow(char *out, int64_t value)
+{
+    put32(out, (uint32_t)(uint64_t)value);
+    return 4;
+}
+
 size_t binary_real(char *out, double value)
 {
     int64_t bits;

@@ -42,8 +42,9 @@ void column_numeric(struct column *column, uint64_t value);
 KVF_MUSTCHECK int column_finish(struct column *column, struct kvf_err *err);
 uint32_t column_oid(enum column_kind kind); /* of the array type */
 
-/* One value in binary form into out: bytes written (numeric: at most 18). Shared with scalar parameters. */
+/* One value in binary form into out: bytes written (numeric: at most 18). Shared with scalar parameters and copy.h. */
 size_t binary_int(char *out, int64_t value);
+size_t binary_narrow(char *out, int64_t value); /* the lower 32 bits: integer */
 size_t binary_real(char *out, double value);
 size_t binary_numeric(char *out, uint64_t value);
 #define BINARY_VALUE_MAX 24

@@ -221,78 +221,137 @@ static int result_judge(struct pg *pg, const PGresult *result, struct kvf_err *e
     return KVF_ECORRUPT;
 }
 
-/* Sends what is queued and waits for the end of the statement. */
-static int statement_finish(struct pg *pg, int timeout_ms, PGresult **out, struct kvf_err *err)
+/* Sends what is queued and waits until PQgetResult has something without waiting: never later than the deadline. */
+static int result_wait(struct pg *pg, struct kvf_err *err)
 {
-    int64_t deadline = clock_ms() + timeout_ms;
-    PGresult *last = NULL, *result;
-    int code = KVF_OK, flushing = 1;
+    int flushing = 1;
 
     for (;;) {
         if (flushing != 0) flushing = PQflush(pg->conn);
-        if (flushing < 0 || !PQconsumeInput(pg->conn)) break;
-        if (flushing == 0 && !PQisBusy(pg->conn)) break;
-        if (clock_ms() >= deadline) return unavailable(pg, "no answer in time", err);
-        socket_wait(pg, flushing ? POLLIN | POLLOUT : POLLIN, deadline - clock_ms());
+        /* what the server said last before it went comes as a result */
+        if (flushing < 0 || !PQconsumeInput(pg->conn)) return KVF_OK;
+        if (flushing == 0 && !PQisBusy(pg->conn)) return KVF_OK;
+        if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
+        socket_wait(pg, flushing ? POLLIN | POLLOUT : POLLIN, pg->deadline_ms - clock_ms());
     }
-    while ((result = PQgetResult(pg->conn)) != NULL) {
-        if (last != NULL && PQresultStatus(last) == PGRES_FATAL_ERROR) {
-            PQclear(result);
-            continue;
-        }
-        PQclear(last);
-        last = result;
+}
+
+static bool result_is_good(const PGresult *result)
+{
+    ExecStatusType status = PQresultStatus(result);
+
+    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK || status == PGRES_COPY_IN;
+}
+
+/* Whatever still comes of the statements that run, up to the end: the first failure among it, as when a statement that
+ * gave rows could not be committed. */
+static int results_drop(struct pg *pg, struct kvf_err *err)
+{
+    int code = KVF_OK;
+
+    while (pg->conn != NULL) {
+        PGresult *result;
+        int waited = result_wait(pg, err);
+        if (waited != KVF_OK) return waited;
+        result = PQgetResult(pg->conn);
+        if (result == NULL) break;
+        if (code == KVF_OK && !result_is_good(result)) code = result_judge(pg, result, err);
+        PQclear(result);
     }
-    if (last == NULL) return unavailable(pg, "connection lost", err);
-    if (PQresultStatus(last) != PGRES_COMMAND_OK && PQresultStatus(last) != PGRES_TUPLES_OK)
-        code = result_judge(pg, last, err);
-    if (code == KVF_OK && out != NULL) {
-        *out = last;
-        return KVF_OK;
-    }
-    PQclear(last);
     return code;
 }
 
-static int statement_start(struct pg *pg, const struct pg_params *params, PGresult **out, struct kvf_err *err)
+int pg_next(struct pg *pg, PGresult **out, struct kvf_err *err)
+{
+    struct kvf_err late = {""};
+    PGresult *result;
+    int code;
+
+    *out = NULL;
+    if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
+    code = result_wait(pg, err);
+    if (code != KVF_OK) return code;
+    result = PQgetResult(pg->conn);
+    if (result == NULL && PQstatus(pg->conn) == CONNECTION_BAD) return unavailable(pg, "connection lost", err);
+    if (result == NULL || result_is_good(result)) {
+        *out = result;
+        return KVF_OK;
+    }
+    code = result_judge(pg, result, err);
+    PQclear(result);
+    if (results_drop(pg, &late) != KVF_EUNAVAIL) return code;
+    *err = late;
+    return KVF_EUNAVAIL;
+}
+
+/* The end of one statement. */
+static int statement_finish(struct pg *pg, PGresult **out, struct kvf_err *err)
+{
+    PGresult *result = NULL;
+    int code = pg_next(pg, &result, err);
+
+    if (code == KVF_OK && result == NULL) code = unavailable(pg, "connection lost", err);
+    if (code == KVF_OK) code = results_drop(pg, err);
+    if (code == KVF_OK && out != NULL)
+        *out = result;
+    else
+        PQclear(result);
+    return code;
+}
+
+static int statement_start(struct pg *pg, const struct pg_params *params, int timeout_ms, PGresult **out,
+                           struct kvf_err *err)
 {
     if (out != NULL) *out = NULL;
     if (params != NULL && params->failed)
         return kvf_fail(err, KVF_ENOMEM, "database %s: out of memory for a statement", pg->where);
     if (pg->conn == NULL || pg->connecting) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
+    pg->deadline_ms = clock_ms() + timeout_ms;
     return KVF_OK;
 }
 
 int pg_run(struct pg *pg, const char *sql, const struct pg_params *params, int timeout_ms, PGresult **out,
            struct kvf_err *err)
 {
-    int code = statement_start(pg, params, out, err), n = params == NULL ? 0 : params->n;
+    int code = statement_start(pg, params, timeout_ms, out, err), n = params == NULL ? 0 : params->n;
 
     if (code != KVF_OK) return code;
     if (!PQsendQueryParams(pg->conn, sql, n, n == 0 ? NULL : params->types, n == 0 ? NULL : params->values,
                            n == 0 ? NULL : params->lengths, n == 0 ? NULL : params->formats, 0))
         return unavailable(pg, "cannot send", err);
-    return statement_finish(pg, timeout_ms, out, err);
+    return statement_finish(pg, out, err);
 }
 
-int pg_run_prepared(struct pg *pg, const char *name, const struct pg_params *params, int timeout_ms, PGresult **out,
-                    struct kvf_err *err)
+int pg_start(struct pg *pg, const char *sql, int timeout_ms, struct kvf_err *err)
 {
-    int code = statement_start(pg, params, out, err);
+    int code = statement_start(pg, NULL, timeout_ms, NULL, err);
 
     if (code != KVF_OK) return code;
-    if (!PQsendQueryPrepared(pg->conn, name, params->n, params->values, params->lengths, params->formats, 0))
-        return unavailable(pg, "cannot send", err);
-    return statement_finish(pg, timeout_ms, out, err);
+    return PQsendQuery(pg->conn, sql) ? KVF_OK : unavailable(pg, "cannot send", err);
 }
 
-int pg_prepare(struct pg *pg, const char *name, const char *sql, int timeout_ms, struct kvf_err *err)
+int pg_copy_put(struct pg *pg, const char *data, size_t len, struct kvf_err *err)
 {
-    int code = statement_start(pg, NULL, NULL, err);
+    int put;
 
-    if (code != KVF_OK) return code;
-    if (!PQsendPrepare(pg->conn, name, sql, 0, NULL)) return unavailable(pg, "cannot send", err);
-    return statement_finish(pg, timeout_ms, NULL, err);
+    if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
+    while ((put = PQputCopyData(pg->conn, data, (int)len)) == 0) { /* libpq has no room: the server takes some first */
+        if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
+        socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms - clock_ms());
+    }
+    return put > 0 ? KVF_OK : unavailable(pg, "cannot send rows", err);
+}
+
+int pg_copy_end(struct pg *pg, const char *why, struct kvf_err *err)
+{
+    int put;
+
+    if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
+    while ((put = PQputCopyEnd(pg->conn, why)) == 0) {
+        if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
+        socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms - clock_ms());
+    }
+    return put > 0 ? KVF_OK : unavailable(pg, "cannot send rows", err);
 }
 
 int64_t pg_get_int(const PGresult *result, int row, int column)

@@ -36,7 +36,7 @@ void pg_column(struct pg_params *params, struct column *column); /* finishes it;
 struct pg {
     PGconn *conn; /* NULL: none */
     bool connecting;
-    int64_t deadline_ms; /* of the connection attempt */
+    int64_t deadline_ms; /* of the connection attempt, or of the statements that run */
     char where[256];     /* for messages: host and database, never a password */
 };
 
@@ -50,10 +50,15 @@ void pg_close(struct pg *pg);
  */
 KVF_MUSTCHECK int pg_run(struct pg *pg, const char *sql, const struct pg_params *params, int timeout_ms, PGresult **out,
                          struct kvf_err *err);
-/* The same with a statement that was prepared on this connection under `name`. */
-KVF_MUSTCHECK int pg_run_prepared(struct pg *pg, const char *name, const struct pg_params *params, int timeout_ms,
-                                  PGresult **out, struct kvf_err *err);
-KVF_MUSTCHECK int pg_prepare(struct pg *pg, const char *name, const char *sql, int timeout_ms, struct kvf_err *err);
+/* Several statements without parameters in one message; together they are one transaction, which is committed when the
+ * last one's result is there and rolled back as a whole when one of them fails. pg_next gives their results in order,
+ * NULL after the last; a failure ends them all. A result of status PGRES_COPY_IN asks for the rows of a COPY:
+ * pg_copy_put as often as needed, then pg_copy_end, with why the whole of it is to fail or NULL. At the deadline the
+ * connection is closed. */
+KVF_MUSTCHECK int pg_start(struct pg *pg, const char *sql, int timeout_ms, struct kvf_err *err);
+KVF_MUSTCHECK int pg_next(struct pg *pg, PGresult **out, struct kvf_err *err);
+KVF_MUSTCHECK int pg_copy_put(struct pg *pg, const char *data, size_t len, struct kvf_err *err);
+KVF_MUSTCHECK int pg_copy_end(struct pg *pg, const char *why, struct kvf_err *err);
 
 int64_t pg_get_int(const PGresult *result, int row, int column); /* MSG_NULL_INT for NULL */
 

@@ -400,7 +400,7 @@ static void server_turn(struct server *server)
     intake_commit(server); /* what a full disk left over */
     backlog_step(server);
     messages_take(server);
-    intake_commit(server);
+    intake_commit_and_lend(server);
     if (was_full && server_can_write(server)) {
         server->disk_full = false;
         log_event(LOG_INFO_LEVEL, "disk_has_room", "results=%" PRIu64, server->results_stored);

@@ -53,7 +53,7 @@ struct intake {
     struct intake_row *rows;
     uint32_t n_rows, cap_rows;
     struct store_row *stored;
-    int64_t *done, *fences;
+    int64_t *done, *fences, *fenced;
     size_t bytes;
 };
 
@@ -120,6 +120,11 @@ void workers_housekeeping(struct server *server);
 /* Ends leases of workers that were not heard in time. */
 void leases_expire(struct server *server);
 void leases_grant(struct server *server);
+/* Of leases that queue_grant made: they are in the database under these fences; or they could not be written. */
+void leases_confirm(struct server *server, struct queue_lease *const *leases, const int64_t *fences, uint32_t n);
+void leases_undo(struct server *server, struct queue_lease *const *leases, uint32_t n);
+/* Tells the workers; what does not get through goes back. */
+void leases_send(struct server *server, const int64_t *fences, uint32_t n);
 
 /* ---- server_result.c ---- */
 
@@ -127,6 +132,8 @@ void leases_grant(struct server *server);
 bool intake_add(struct server *server, struct wire_message *message);
 bool intake_is_full(const struct server *server);
 void intake_commit(struct server *server);
+/* The same with new leases, if there is anything to commit. */
+void intake_commit_and_lend(struct server *server);
 /* The database is gone: everything goes to the backlog. */
 void intake_hold(struct server *server);
 void intake_free(struct server *server);

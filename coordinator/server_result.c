@@ -41,6 +41,8 @@ static bool intake_room(struct intake *intake, uint32_t rows)
     intake->done = more;
     if ((more = realloc(intake->fences, intake->cap_rows * sizeof *intake->fences)) == NULL) goto fail;
     intake->fences = more;
+    if ((more = realloc(intake->fenced, intake->cap_rows * sizeof *intake->fenced)) == NULL) goto fail;
+    intake->fenced = more;
     return true;
 fail:
     intake->cap_rows = cap;
@@ -215,6 +217,7 @@ void intake_free(struct server *server)
     free(server->intake.stored);
     free(server->intake.done);
     free(server->intake.fences);
+    free(server->intake.fenced);
     memset(&server->intake, 0, sizeof server->intake);
 }
 
@@ -301,37 +304,64 @@ static bool fence_add(int64_t *fences, uint32_t *n, int64_t fence)
     return true;
 }
 
-void intake_commit(struct server *server)
+/* What is to be written of the intake. */
+static void turn_fill(struct intake *intake, struct store_turn *turn)
 {
-    struct intake *intake = &server->intake;
-    uint32_t n_stored = 0, n_done = 0, n_fences = 0, n_fenced = 0;
-    int64_t *fenced = NULL;
-    struct kvf_err err = {""};
-    int code;
-
-    if (intake->n_batches == 0 || !server_can_write(server)) return;
     for (uint32_t i = 0; i < intake->n_rows; i++) {
         const struct intake_row *row = &intake->rows[i];
         const struct queue_lease *lease = row->lease;
         if (!row->failed)
-            intake->stored[n_stored++] = (struct store_row){
+            intake->stored[turn->n_rows++] = (struct store_row){
                 .fence = lease->fence,
                 .cell_id =
                     (int64_t)lease->job->cells[lease->job->samples[lease->samples[row->place]].cell].spec.cell_id,
                 .result = row->result};
-        if (!fence_add(intake->fences, &n_fences, lease->fence)) continue;
-        if ((lease->open & ~lease->claimed) == 0) intake->done[n_done++] = lease->fence;
+        if (!fence_add(intake->fences, &turn->n_fences, lease->fence)) continue;
+        if ((lease->open & ~lease->claimed) == 0) intake->done[turn->n_done++] = lease->fence;
     }
-    code = n_fences == 0 ? KVF_OK
-                         : store_results(&server->store, intake->fences, n_fences, intake->stored, n_stored,
-                                         intake->done, n_done, &fenced, &n_fenced, &err);
-    if (code == KVF_OK) {
-        intake_committed(server, fenced, n_fenced);
-        intake_clear(server);
-    } else if (!server_write_failed(server, "results_failed", code, &err)) {
-        intake_refused(server);
+    turn->rows = intake->stored;
+    turn->fences = intake->fences;
+    turn->done = intake->done;
+    turn->fenced = intake->fenced;
+}
+
+/* With `lending` new leases are written in the same transaction: one wait for the disk instead of two. */
+static void turn_write(struct server *server, bool lending)
+{
+    struct intake *intake = &server->intake;
+    struct queue_lease *leases[TURN_LEASES];
+    int64_t granted[TURN_LEASES];
+    struct store_turn turn = {.leases = leases, .granted = granted};
+    struct kvf_err err = {""};
+    int code = KVF_OK;
+
+    turn_fill(intake, &turn);
+    if (lending) turn.n_leases = queue_grant(&server->queue, leases, TURN_LEASES);
+    if (turn.n_fences > 0 || turn.n_leases > 0) code = store_turn_write(&server->store, &turn, &err);
+    if (code == KVF_ECORRUPT && turn.n_leases > 0) { /* not the results' fault, perhaps */
+        leases_undo(server, leases, turn.n_leases);
+        turn.n_leases = 0;
+        code = store_turn_write(&server->store, &turn, &err);
     }
-    free(fenced);
+    if (code != KVF_OK) {
+        leases_undo(server, leases, turn.n_leases);
+        if (!server_write_failed(server, "results_failed", code, &err)) intake_refused(server);
+        return;
+    }
+    leases_confirm(server, leases, granted, turn.n_leases);
+    intake_committed(server, turn.fenced, turn.n_fenced);
+    intake_clear(server);
+    leases_send(server, granted, turn.n_leases);
+}
+
+void intake_commit(struct server *server)
+{
+    if (server->intake.n_batches > 0 && server_can_write(server)) turn_write(server, false);
+}
+
+void intake_commit_and_lend(struct server *server)
+{
+    if (server->intake.n_batches > 0 && server_can_write(server)) turn_write(server, true);
 }
 
 /* ---- jobs ---- */

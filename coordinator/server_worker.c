@@ -347,35 +347,60 @@ static bool lease_send(struct server *server, const struct queue_lease *lease)
     return server_send(server, &peer->wire, MSG_LEASE_TYPE, &msg);
 }
 
-/* The fence is in the database before anybody hears of it. */
-void leases_grant(struct server *server)
+/* A lease that there is no memory for stays unknown to the queue: leases_send ends it. */
+void leases_confirm(struct server *server, struct queue_lease *const *leases, const int64_t *fences, uint32_t n)
 {
-    struct queue_lease *leases[TURN_LEASES];
-    int64_t fences[TURN_LEASES], unsent[TURN_LEASES];
-    uint32_t n, n_unsent = 0;
+    struct kvf_err err = {""};
+
+    for (uint32_t i = 0; i < n; i++)
+        if (queue_lease_confirm(&server->queue, leases[i], fences[i], server->now_ms, &err) != KVF_OK)
+            queue_lease_undo(&server->queue, leases[i]);
+}
+
+void leases_undo(struct server *server, struct queue_lease *const *leases, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) queue_lease_undo(&server->queue, leases[i]);
+}
+
+void leases_send(struct server *server, const int64_t *fences, uint32_t n)
+{
+    int64_t unsent[TURN_LEASES];
+    uint32_t n_unsent = 0;
     struct kvf_err err = {""};
     int code;
 
-    if (!server_can_write(server)) return;
-    n = queue_grant(&server->queue, leases, TURN_LEASES);
-    if (n == 0) return;
-    code = store_leases_grant(&server->store, leases, n, fences, &err);
-    if (code != KVF_OK) {
-        for (uint32_t i = 0; i < n; i++) queue_lease_undo(&server->queue, leases[i]);
-        if (!server_write_failed(server, "grant_failed", code, &err)) server->paused_until_ms = server->now_ms + 1000;
-        return;
-    }
     for (uint32_t i = 0; i < n; i++) {
-        if (queue_lease_confirm(&server->queue, leases[i], fences[i], server->now_ms, &err) != KVF_OK) {
-            queue_lease_undo(&server->queue, leases[i]);
-            unsent[n_unsent++] = fences[i];
-        } else if (!lease_send(server, leases[i])) {
-            queue_worker_silent(&server->queue, leases[i]->worker); /* until it asks again */
-            queue_lease_end(&server->queue, leases[i], true);
-            unsent[n_unsent++] = fences[i];
+        struct queue_lease *lease = queue_lease_find(&server->queue, fences[i]);
+        if (lease != NULL && lease_send(server, lease)) continue;
+        if (lease != NULL) {
+            queue_worker_silent(&server->queue, lease->worker); /* until it asks again */
+            queue_lease_end(&server->queue, lease, true);
         }
+        unsent[n_unsent++] = fences[i];
     }
     if (n_unsent == 0) return;
     code = store_leases_end(&server->store, unsent, n_unsent, "released", &err);
     if (code != KVF_OK) server_write_failed(server, "release_failed", code, &err);
+}
+
+/* The fence is in the database before anybody hears of it. */
+void leases_grant(struct server *server)
+{
+    struct queue_lease *leases[TURN_LEASES];
+    int64_t granted[TURN_LEASES];
+    struct store_turn turn = {.leases = leases, .granted = granted};
+    struct kvf_err err = {""};
+    int code;
+
+    if (!server_can_write(server)) return;
+    turn.n_leases = queue_grant(&server->queue, leases, TURN_LEASES);
+    if (turn.n_leases == 0) return;
+    code = store_turn_write(&server->store, &turn, &err);
+    if (code != KVF_OK) {
+        leases_undo(server, leases, turn.n_leases);
+        if (!server_write_failed(server, "grant_failed", code, &err)) server->paused_until_ms = server->now_ms + 1000;
+        return;
+    }
+    leases_confirm(server, leases, granted, turn.n_leases);
+    leases_send(server, granted, turn.n_leases);
 }

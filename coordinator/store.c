@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "coordinator/store_row.h"
 
 /* Any number does, as long as it is always the same: "kvfleet" in ASCII. */
 #define LOCK_KEY "30248004785366388"
@@ -23,14 +24,16 @@ int store_init(struct store *store, const char *conninfo, struct kvf_err *err)
     column_init(&store->ids, COLUMN_INT);
     column_init(&store->runs, COLUMN_INT);
     column_init(&store->texts, COLUMN_TEXT);
-    return store_columns_init(store, err);
+    copy_init(&store->copy);
+    store->copy_sql = row_copy_sql();
+    return store->copy_sql == NULL ? kvf_fail(err, KVF_ENOMEM, "store: out of memory") : KVF_OK;
 }
 
 void store_free(struct store *store)
 {
     pg_close(&store->pg);
-    for (int i = 0; i < store->n_columns; i++) column_free(&store->columns[i]);
-    free(store->columns);
+    copy_free(&store->copy);
+    free(store->copy_sql);
     column_free(&store->fences);
     column_free(&store->ids);
     column_free(&store->runs);
@@ -142,7 +145,7 @@ int store_open(struct store *store, int wait_ms, bool *stale, struct kvf_err *er
     if (code != KVF_OK) return code;
     code = schema_check(store, err);
     if (code == KVF_OK) code = lock_take(store, stale, err);
-    if (code == KVF_OK) code = store_prepare_results(store, err);
+    if (code == KVF_OK) code = store_turn_prepare(store, err);
     store->locked = code == KVF_OK;
     if (code != KVF_OK) pg_close(&store->pg);
     return code;

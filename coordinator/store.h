@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "alloc/err.h"
+#include "coordinator/copy.h"
 #include "coordinator/pg.h"
 #include "coordinator/queue.h"
 #include "proto/message.h"
@@ -25,9 +26,9 @@ struct store {
     char *conninfo;
     char application[64]; /* "kvfleet-coordinator HOST:PID": how another coordinator names us */
     bool locked;
-    int64_t epoch;          /* of this holding of the lock: a transaction id, which only grows */
-    struct column *columns; /* [n_columns] of result rows */
-    int n_columns;
+    int64_t epoch;                          /* of this holding of the lock: a transaction id, which only grows */
+    struct copy copy;                       /* of result rows */
+    char *copy_sql;                         /* its two statements */
     struct column fences, ids, runs, texts; /* of other statements */
 };
 
@@ -78,26 +79,34 @@ KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum que
 /* Also ends its leases. Leaves a job alone that has ended. */
 KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err);
 
-/* ---- leases and results (store_result.c) ---- */
-
-/* Writes leases that have no fence yet; fences[i] is that of leases[i]. */
-KVF_MUSTCHECK int store_leases_grant(struct store *store, struct queue_lease *const *leases, uint32_t n,
-                                     int64_t *fences, struct kvf_err *err);
-KVF_MUSTCHECK int store_leases_end(struct store *store, const int64_t *fences, uint32_t n, const char *state,
-                                   struct kvf_err *err);
+/* ---- a turn of the server (store_turn.c) ---- */
 
 struct store_row {
     int64_t fence, cell_id;
     const struct rec_result *result;
 };
+/* What is written together. */
+struct store_turn {
+    const struct store_row *rows;      /* [n_rows] */
+    const int64_t *fences;             /* [n_fences] of the rows and of `done`, each once */
+    const int64_t *done;               /* [n_done] leases that are over with this */
+    struct queue_lease *const *leases; /* [n_leases] without a fence yet */
+    uint32_t n_rows, n_fences, n_done, n_leases;
+    int64_t *fenced;  /* room for n_fences; those that are not active */
+    int64_t *granted; /* room for n_leases; the fence of each */
+    uint32_t n_fenced;
+};
+/* One transaction, committed when this returns KVF_OK: rows whose lease is active become results and grades, those that
+ * are there already are left as they are, the leases in `done` end, the new ones are there. */
+KVF_MUSTCHECK int store_turn_write(struct store *store, struct store_turn *turn, struct kvf_err *err);
+
+/* ---- leases and results (store_result.c, store_row.c) ---- */
+
+KVF_MUSTCHECK int store_leases_end(struct store *store, const int64_t *fences, uint32_t n, const char *state,
+                                   struct kvf_err *err);
+
 /* KVF_EINVAL: a value that the tables do not take (unknown finish or grade, a negative or too large count). */
 KVF_MUSTCHECK int store_result_check(const struct rec_result *result, struct kvf_err *err);
-/* One statement, one commit: rows whose lease (one of `fences`, each once) is active become results and grades, those
- * that are there already are left as they are, and the leases in `done` end. *fenced: those of the fences that are not
- * active, malloc'd. */
-KVF_MUSTCHECK int store_results(struct store *store, const int64_t *fences, uint32_t n_fences,
-                                const struct store_row *rows, uint32_t n, const int64_t *done, uint32_t n_done,
-                                int64_t **fenced, uint32_t *n_fenced, struct kvf_err *err);
 /* Of a batch whose lease is not in the queue any more: whether it may be forgotten by the worker because the lease
  * ended as done or each of its samples has a result. */
 KVF_MUSTCHECK int store_batch_known(struct store *store, int64_t fence, const struct rec_result *results, uint32_t n,
@@ -114,7 +123,6 @@ KVF_MUSTCHECK int store_load_job(struct store *store, struct queue *queue, int64
 
 /* ---- shared by the files of the store ---- */
 
-KVF_MUSTCHECK int store_prepare_results(struct store *store, struct kvf_err *err);
-KVF_MUSTCHECK int store_columns_init(struct store *store, struct kvf_err *err);
+KVF_MUSTCHECK int store_turn_prepare(struct store *store, struct kvf_err *err);
 
 #endif

@@ -214,18 +214,18 @@ static int attempts_read(struct store *store, struct queue_job *job, struct kvf_
     return KVF_OK;
 }
 
-/* Newest first: a sample that failed and was lent again stands in two active leases, and the later one has it. A lease of
- * which every sample has a result has nothing to go on with: it ends. */
+/* Newest first: a sample that failed and was lent again stands in two active leases, and the later one has it. A lease
+ * of which every sample has a result has nothing to go on with: it ends. */
 static int leases_adopt(struct store *store, struct queue *queue, struct queue_job *job, int64_t now_ms,
                         struct kvf_err *err)
 {
     PGresult *result = NULL;
-    int code =
-        page_read(store,
-                  "SELECT l.fence, l.run_id, array_to_string(l.sample_ids, ' '), EXISTS (SELECT FROM "
-                  "unnest(l.sample_ids) AS u(id) WHERE NOT EXISTS (SELECT FROM results r WHERE r.job_id = $1 "
-                  "AND r.sample_id = u.id)) FROM leases l WHERE l.job_id = $1 AND l.state = 'active' ORDER BY l.fence DESC",
-                  job->job_id, MSG_NULL_INT, &result, err);
+    int code = page_read(
+        store,
+        "SELECT l.fence, l.run_id, array_to_string(l.sample_ids, ' '), EXISTS (SELECT FROM "
+        "unnest(l.sample_ids) AS u(id) WHERE NOT EXISTS (SELECT FROM results r WHERE r.job_id = $1 "
+        "AND r.sample_id = u.id)) FROM leases l WHERE l.job_id = $1 AND l.state = 'active' ORDER BY l.fence DESC",
+        job->job_id, MSG_NULL_INT, &result, err);
 
     if (code != KVF_OK) return code;
     for (int i = 0; i < PQntuples(result) && code == KVF_OK; i++) {

@@ -1,8 +1,9 @@
 /* bench_store.c: results a second through ZeroMQ into PostgreSQL. Workers that answer at once, as threads of this
  * process, against a running coordinator: bench_store --coordinator URL --keys DIR [--db CONNINFO] [--workers N]
- * [--samples N] [--text BYTES] Submits a job of that many samples, answers every lease, and prints stored results a
- * second from START's answer to the last ACK. With --db the rows in the database are counted afterwards. Exit 0 when
- * every sample was stored. */
+ * [--samples N] [--text BYTES] [--cpu PID,...] Submits a job of that many samples, answers every lease, and prints
+ * stored results a second from START's answer to the last ACK. With --db the rows in the database are counted
+ * afterwards; with --cpu the processor time of those processes and of this one is printed, a row. Exit 0 when every
+ * sample was stored. */
 #include <inttypes.h>
 #include <libpq-fe.h>
 #include <pthread.h>
@@ -21,9 +22,10 @@
 #define PROBLEMS     1000
 #define REQUEST_MS   120000
 #define HEARTBEAT_MS 1000
+#define CPU_PIDS_MAX 8
 
 struct settings {
-    const char *coordinator, *keys, *db;
+    const char *coordinator, *keys, *db, *cpu;
     int64_t workers, samples, text;
 };
 
@@ -287,11 +289,35 @@ static long long rows_in_database(uint64_t job_id)
     return rows;
 }
 
+/* Processor time of process number `at` in --cpu, 0 being this one, in seconds; negative: there is no such process. */
+static double cpu_seconds(int at)
+{
+    char path[64] = "/proc/self/stat", line[1024];
+    const char *pid = settings.cpu, *fields;
+    unsigned long long user = 0, kernel = 0;
+    FILE *file;
+
+    for (int i = 1; i < at && pid != NULL; i++)
+        if ((pid = strchr(pid, ',')) != NULL) pid++;
+    if (at > 0 && pid == NULL) return -1;
+    if (at > 0) snprintf(path, sizeof path, "/proc/%ld/stat", strtol(pid, NULL, 10));
+    file = fopen(path, "r");
+    if (file == NULL) return -1;
+    line[fread(line, 1, sizeof line - 1, file)] = '\0';
+    fclose(file);
+    fields = strrchr(line, ')'); /* the name may hold anything */
+    if (fields == NULL ||
+        sscanf(fields + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &kernel) != 2)
+        return -1;
+    return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
+}
+
 #define AT(field) offsetof(struct settings, field)
 static const struct conf_item items[] = {
     {"coordinator", 0, CONF_TEXT, AT(coordinator), "tcp://127.0.0.1:7710", 0, 0, "URL", "of the coordinator"},
     {"keys", 0, CONF_TEXT, AT(keys), "keys", 0, 0, "DIR", "key folder with worker.secret and client.secret"},
     {"db", 0, CONF_TEXT, AT(db), NULL, 0, 0, "CONNINFO", "count the rows afterwards"},
+    {"cpu", 0, CONF_TEXT, AT(cpu), NULL, 0, 0, "PIDS", "print their processor time a row, comma-separated"},
     {"workers", 0, CONF_INT, AT(workers), "4", 1, 1000, "N", "threads that answer at once"},
     {"samples", 0, CONF_INT, AT(samples), "200000", 1000, 100000000, "N", "of the job, in thousands"},
     {"text", 0, CONF_INT, AT(text), "400", 0, 100000, "BYTES", "of each answer"},
@@ -306,6 +332,7 @@ int main(int argc, char **argv)
     struct wire_dealer *client;
     pthread_t threads[1000];
     int64_t start_us, seconds_us;
+    double cpu_before[CPU_PIDS_MAX], cpu_s[CPU_PIDS_MAX];
     long long total, stored;
     uint64_t job_id;
 
@@ -315,6 +342,7 @@ int main(int argc, char **argv)
     memset(answer_text, 'x', (size_t)settings.text + 1);
     if (wire_dealer_open(settings.coordinator, settings.keys, "client", &client, &err) != KVF_OK) die(&err);
     job_id = job_submit(client, PROBLEMS, (uint64_t)(total / PROBLEMS));
+    for (int i = 0; i < CPU_PIDS_MAX; i++) cpu_before[i] = cpu_seconds(i);
     start_us = clock_us();
     for (int i = 0; i < settings.workers; i++) pthread_create(&threads[i], NULL, worker_main, (void *)(intptr_t)i);
     while (atomic_load(&acknowledged) < total) {
@@ -322,6 +350,7 @@ int main(int argc, char **argv)
         if (clock_us() - start_us > (int64_t)600000000) break;
     }
     seconds_us = clock_us() - start_us;
+    for (int i = 0; i < CPU_PIDS_MAX; i++) cpu_s[i] = cpu_seconds(i) - cpu_before[i];
     atomic_store(&over, true);
     for (int i = 0; i < settings.workers; i++) pthread_join(threads[i], NULL);
     wire_dealer_close(&client, 0);
@@ -330,6 +359,10 @@ int main(int argc, char **argv)
            " workers, %" PRId64 " bytes of text each, with grades)\n",
            stored, total, (double)seconds_us / 1e6, (double)stored / ((double)seconds_us / 1e6), settings.workers,
            settings.text);
+    printf("processor time a row: bench_store %.1f us", cpu_s[0] * 1e6 / (double)total);
+    for (int i = 1; i < CPU_PIDS_MAX && cpu_before[i] >= 0; i++)
+        printf(", process %d of --cpu %.1f us", i, cpu_s[i] * 1e6 / (double)total);
+    printf("\n");
     conf_free(&conf);
     free(answer_text);
     return stored == total ? 0 : 1;

@@ -131,16 +131,16 @@ static void teardown(void)
 
 static struct queue_lease *lend(uint32_t credit)
 {
-    struct queue_lease *leases[16];
-    int64_t fences[16];
-    uint32_t n;
+    struct queue_lease *lease;
+    int64_t fence;
+    struct store_turn turn = {.leases = &lease, .granted = &fence};
 
     queue_worker_ready(&queue, worker, credit, NULL, 0, 1000000); /* long after any other lease was granted */
-    n = queue_grant(&queue, leases, 1);
-    ck_assert_uint_eq(n, 1);
-    OK(store_leases_grant(&store, leases, n, fences, &err));
-    OK(queue_lease_confirm(&queue, leases[0], fences[0], 0, &err));
-    return leases[0];
+    turn.n_leases = queue_grant(&queue, &lease, 1);
+    ck_assert_uint_eq(turn.n_leases, 1);
+    OK(store_turn_write(&store, &turn, &err));
+    OK(queue_lease_confirm(&queue, lease, fence, 0, &err));
+    return lease;
 }
 
 static void fill(struct rec_result *row, const struct queue_lease *lease, uint32_t i)
@@ -160,23 +160,31 @@ static void fill(struct rec_result *row, const struct queue_lease *lease, uint32
     row->grader = str_of("boxed-text/1");
 }
 
+static int64_t cell_of(const struct queue_lease *lease, uint32_t i)
+{
+    return (int64_t)lease->job->cells[lease->job->samples[lease->samples[i]].cell].spec.cell_id;
+}
+
 static uint32_t put(const struct queue_lease *lease, uint32_t from, uint32_t n, bool done)
 {
     struct rec_result results[32];
     struct store_row rows[32];
-    int64_t *fenced;
-    uint32_t n_fenced;
+    int64_t fenced = 0;
+    struct store_turn turn = {.rows = rows,
+                              .n_rows = n,
+                              .fences = &lease->fence,
+                              .n_fences = 1,
+                              .done = &lease->fence,
+                              .n_done = done,
+                              .fenced = &fenced};
 
     for (uint32_t i = 0; i < n; i++) {
         fill(&results[i], lease, from + i);
-        rows[i] = (struct store_row){
-            lease->fence, (int64_t)lease->job->cells[lease->job->samples[lease->samples[from + i]].cell].spec.cell_id,
-            &results[i]};
+        rows[i] = (struct store_row){lease->fence, cell_of(lease, from + i), &results[i]};
     }
-    OK(store_results(&store, &lease->fence, 1, rows, n, &lease->fence, done, &fenced, &n_fenced, &err));
-    if (n_fenced == 1) ck_assert_int_eq(fenced[0], lease->fence);
-    free(fenced);
-    return n_fenced;
+    OK(store_turn_write(&store, &turn, &err));
+    if (turn.n_fenced == 1) ck_assert_int_eq(fenced, lease->fence);
+    return turn.n_fenced;
 }
 
 START_TEST(second_coordinator)
@@ -282,6 +290,70 @@ START_TEST(results_and_fences)
     ck_assert(!known);
     ck_assert_int_eq(
         number("SELECT count(*) FROM leases WHERE state = 'expired' AND job_id = (SELECT max(job_id) FROM jobs)"), 1);
+}
+END_TEST
+
+/* Two leases in one turn, one of them ended, a sample twice, a new lease: each row counts for itself. */
+START_TEST(a_turn_with_everything)
+{
+    struct queue_lease *good, *ended, *next;
+    struct rec_result results[9];
+    struct store_row rows[9];
+    int64_t fences[2], fenced[2], granted;
+    struct store_turn turn = {.rows = rows,
+                              .n_rows = 9,
+                              .fences = fences,
+                              .n_fences = 2,
+                              .done = fences,
+                              .n_done = 2,
+                              .leases = &next,
+                              .fenced = fenced,
+                              .granted = &granted};
+
+    begin_run("turn");
+    make_job(3);
+    good = lend(4);
+    ended = lend(4);
+    ck_assert_uint_eq(good->n_samples + ended->n_samples, 8);
+    OK(store_leases_end(&store, &ended->fence, 1, "expired", &err));
+    for (uint32_t i = 0; i < 9; i++) {
+        const struct queue_lease *lease = i >= 4 && i < 8 ? ended : good;
+        fill(&results[i], lease, i % 4);
+        rows[i] = (struct store_row){lease->fence, cell_of(lease, i % 4), &results[i]};
+    }
+    fences[0] = ended->fence;
+    fences[1] = good->fence;
+    queue_worker_ready(&queue, worker, 4, NULL, 0, 1000000);
+    turn.n_leases = queue_grant(&queue, &next, 1);
+    OK(store_turn_write(&store, &turn, &err));
+    ck_assert_uint_eq(turn.n_fenced, 1);
+    ck_assert_int_eq(fenced[0], ended->fence);
+    ck_assert_int_gt(granted, ended->fence);
+    OK(queue_lease_confirm(&queue, next, granted, 0, &err));
+    ck_assert_int_eq(number("SELECT count(*) FROM results WHERE job_id = (SELECT max(job_id) FROM jobs)"), 4);
+    ck_assert_int_eq(number("SELECT count(*) FROM grades WHERE job_id = (SELECT max(job_id) FROM jobs)"), 4);
+    ck_assert_int_eq(
+        number("SELECT count(*) FROM results r JOIN leases l USING (fence, job_id, run_id) WHERE r.job_id = "
+               "(SELECT max(job_id) FROM jobs) AND l.state = 'done'"),
+        4);
+    ck_assert_int_eq(number("SELECT count(*) FROM leases WHERE state = 'expired' AND job_id = (SELECT max(job_id) FROM "
+                            "jobs)"),
+                     1);
+    /* refused by the database: nothing of it is there, the connection is good */
+    turn.n_leases = turn.n_done = 0;
+    turn.n_rows = 2;
+    fill(&results[0], next, 0);
+    fill(&results[1], next, 1);
+    rows[0] = (struct store_row){granted, cell_of(next, 0), &results[0]};
+    rows[1] = (struct store_row){granted, cell_of(next, 1), &results[1]};
+    results[1].text = str_of("\xff");
+    turn.fences = &granted;
+    turn.n_fences = 1;
+    ck_assert_int_eq(store_turn_write(&store, &turn, &err), KVF_ECORRUPT);
+    ck_assert_int_eq(number("SELECT count(*) FROM results WHERE job_id = (SELECT max(job_id) FROM jobs)"), 4);
+    results[1].text = str_of("x");
+    OK(store_turn_write(&store, &turn, &err));
+    ck_assert_int_eq(number("SELECT count(*) FROM results WHERE job_id = (SELECT max(job_id) FROM jobs)"), 6);
 }
 END_TEST
 
@@ -422,6 +494,7 @@ int main(void)
     tcase_add_test(all, schema);
     tcase_add_test(all, samples);
     tcase_add_test(all, results_and_fences);
+    tcase_add_test(all, a_turn_with_everything);
     tcase_add_test(all, load_counts_what_happened);
     tcase_add_test(all, given_up);
     tcase_add_test(all, cancel);
