@@ -254,7 +254,9 @@ END_TEST
 START_TEST(trace_with_every_kernel_set)
 {
     for (int set = 0; cpu_ops_at(set) != NULL; set++) {
-        const struct compact_kernels kernels = {.dot_rows = cpu_ops_at(set)->dot_rows};
+        const struct cpu_ops *ops = cpu_ops_at(set);
+        const struct compact_kernels kernels = {
+            .dot_rows = ops->dot_rows, .dot_tiles = ops->dot_tiles, .exp_rows = ops->exp_rows};
         trace_run(&traced[_i], &kernels);
     }
 }
