@@ -16,12 +16,12 @@
 
 static atomic_int counting, allocations;
 
+#if COUNTS
 static void count(void)
 {
     if (atomic_load(&counting)) atomic_fetch_add(&allocations, 1);
 }
 
-#if COUNTS
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t members, size_t size);
 extern void *__libc_realloc(void *old, size_t size);
