@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # The quickstart's sweep: emitted tokens over the wall time of the job, two workers of one core each.
 KVF_LEASE=60s KVF_HEARTBEAT=5s
-export KVFLEET_KV_TYPE=${KVFLEET_KV_TYPE:-bf16} # as deploy/quickstart
+kv_type=${KVFLEET_KV_TYPE:-bf16} # as deploy/quickstart
 . "$KVF_SOURCE/tests/fleet.sh"
 fleet_up 0
-for i in 1 2; do taskset -c $(((i - 1) % $(nproc))) true && worker_up "worker$i"; done
+for i in 1 2; do
+    worker_up "worker$i" --kv-type "$kv_type"
+    taskset -acp $(((i - 1) % $(nproc))) "${pid[worker$i]}" >/dev/null
+done
 "$kvfleet_bin" calibrate --model "$model" --dataset "$KVF_SOURCE/data/probes.jsonl" --probes 8 >/dev/null 2>&1
 kv sweep --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" \
     --policy full,streaming,snapkv,rkv,reasonalloc --budget 96,128,160,192 --interval 32 --limit 64 2>/dev/null
