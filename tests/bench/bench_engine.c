@@ -6,24 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "engine/engine.h"
+#include "tests/bench/bench.h"
 
 #define PROMPTS 128
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static void check(int rc, const struct kvf_err *err)
-{
-    if (rc == 0) return;
-    fprintf(stderr, "bench_engine: %s\n", err->text);
-    exit(1);
-}
 
 struct prompts {
     int32_t *ids[PROMPTS];

@@ -10,24 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 #include "engine/engine.h"
+#include "tests/bench/bench.h"
 #include "tests/bench/random_model.h"
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static void check(int rc, const struct kvf_err *err)
-{
-    if (rc == 0) return;
-    fprintf(stderr, "bench_policy: %s\n", err->text);
-    exit(1);
-}
 
 static struct engine *engine_of(const char *folder, int max_batch, int64_t kv_bytes)
 {
