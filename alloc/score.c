@@ -3,6 +3,9 @@
 
 #include <math.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #define DOT_LANES 8
 #define SCAN_ROWS 4 /* what one dot_tiles takes */
@@ -173,21 +176,25 @@ static void tile_normalise(const float *tile, int d, float *unit, float *lanes, 
     }
 }
 
+/* Bit j: dot[j] is above the threshold. Compilers make branches of the comparison; SSE2 is there on every x86-64. */
+static uint32_t lanes_above(const float *dot, float threshold)
+{
+    uint32_t above = 0;
+#if defined(__SSE2__)
+    const __m128 bound = _mm_set1_ps(threshold);
+    for (int j = 0; j < SCORE_TILE; j += 4)
+        above |= (uint32_t)_mm_movemask_ps(_mm_cmpgt_ps(_mm_loadu_ps(dot + j), bound)) << j;
+#else
+    for (int j = 0; j < SCORE_TILE; j++) above |= (uint32_t)(dot[j] > threshold) << j;
+#endif
+    return above;
+}
+
 /* The newest lane below `lanes` whose cosine is above the threshold; -1 if there is none. */
 static int lane_similar(const float *dot, int lanes, float threshold)
 {
-    /* The sign of a difference, not a comparison: compilers make vectors of the one and branches of the other. */
-    uint32_t above = 0;
-    for (int j = 0; j < SCORE_TILE; j++) {
-        const float below = threshold - dot[j];
-        uint32_t bits;
-        memcpy(&bits, &below, sizeof bits);
-        above |= bits;
-    }
-    if (!(above >> 31)) return -1;
-    while (--lanes >= 0 && !(dot[lanes] > threshold)) {
-    }
-    return lanes;
+    const uint32_t above = lanes_above(dot, threshold) & ((1u << lanes) - 1);
+    return above == 0 ? -1 : 31 - __builtin_clz(above);
 }
 
 /* Finds for every row of the cosine matrix the newest entry above the threshold, entry 0 where there is none, and takes
