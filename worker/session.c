@@ -55,7 +55,7 @@ struct session {
     struct outbox outbox;
     int64_t send_after_ms; /* the socket was full */
     int64_t ready_ms;      /* last READY; negative: due at once */
-    int told_credit;
+    int told_credit;       /* of the last READY, less what was lent since: what the coordinator may still lend */
     int64_t emitted, emitted_then, emitted_then_ms;
     double rate;
 
@@ -235,6 +235,7 @@ static void lease_taken(struct session *session, const struct msg_lease *message
     }
     held->fence = fence;
     held->left = lease->n_samples;
+    session->told_credit -= lease->n_samples;
     /* During a drain nothing is begun: the engine's thread hands it straight back. */
     struct held **end_of_list = &session->held;
     while (*end_of_list != NULL) end_of_list = &(*end_of_list)->next;

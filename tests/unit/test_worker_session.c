@@ -247,6 +247,20 @@ START_TEST(credit_and_leases)
 }
 END_TEST
 
+/* A lease uses up the credit that was told: what finishes after it is told soon, not with the next heartbeat. */
+START_TEST(used_credit_is_asked_for_again)
+{
+    go_up();
+    lend(3, 12);
+    tick(60);
+    ck_assert_int_eq(count(MSG_READY_TYPE), 0);
+    report(0, 0);
+    tick(60);
+    ck_assert_int_eq(count(MSG_READY_TYPE), 1);
+    ck_assert_uint_eq(sent.credit, 1);
+}
+END_TEST
+
 START_TEST(results_until_acknowledged)
 {
     go_up();
@@ -569,6 +583,7 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, hello_welcome_ready);
     tcase_add_test(tc, credit_and_leases);
+    tcase_add_test(tc, used_credit_is_asked_for_again);
     tcase_add_test(tc, results_until_acknowledged);
     tcase_add_test(tc, revoke_drops_everything);
     tcase_add_test(tc, unknown_peer_says_hello_and_keeps_work);
