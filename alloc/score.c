@@ -165,10 +165,10 @@ static void tile_normalise(const float *tile, int d, float *unit, float *lanes, 
     memset(own, 0, SCORE_TILE * sizeof *own);
     for (int k = 0; k < d; k++)
         for (int j = 0; j < SCORE_TILE; j++) norm[j] += tile[k * SCORE_TILE + j] * tile[k * SCORE_TILE + j];
-    for (int j = 0; j < SCORE_TILE; j++) norm[j] = sqrtf(norm[j]) + 1e-8f;
+    for (int j = 0; j < SCORE_TILE; j++) norm[j] = 1.0f / (sqrtf(norm[j]) + 1e-8f);
     for (int k = 0; k < d; k++) {
         for (int j = 0; j < SCORE_TILE; j++) {
-            const float x = tile[k * SCORE_TILE + j] / norm[j];
+            const float x = tile[k * SCORE_TILE + j] * norm[j];
             unit[k * SCORE_TILE + j] = x;
             lanes[k * SCORE_TILE + j] += x;
             own[j] += x * x;

@@ -22,6 +22,34 @@ INLINE_512 __mmask16 lanes_below(int n)
     return n >= LANES_512 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
 }
 
+/* ---- exp ---- */
+
+/* exp_lanes of ops_avx2.c, bit for bit: the same sums, and the power of two multiplied in by scalef. */
+INLINE_512 __m512 avx512_exp(__m512 x)
+{
+    const __mmask16 there = (__mmask16)~_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_LT_OQ);
+    x = _mm512_min_ps(_mm512_set1_ps(88.0f), x); /* this order keeps a NaN */
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8 /* nearest, no exception */);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.3888889e-3f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3333333e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1666667e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666667e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(there, p, n);
+}
+
+static void avx512_exp_rows(const float *in, int n, float *out)
+{
+    int i = 0;
+    for (; i + LANES_512 <= n; i += LANES_512) _mm512_storeu_ps(out + i, avx512_exp(_mm512_loadu_ps(in + i)));
+    const __mmask16 rest = lanes_below(n - i);
+    if (i < n) _mm512_mask_storeu_ps(out + i, rest, avx512_exp(_mm512_maskz_loadu_ps(rest, in + i)));
+}
+
 /* ---- gemm ---- */
 
 static void avx512_to_half(const float *in, int n, uint16_t *out)
@@ -162,7 +190,7 @@ INLINE_512 void avx512_weights(enum page_kind kind, const struct attention *a, i
         for (int i = 0; i < padded; i += LANES_512) {
             _mm512_storeu_ps(row + i, _mm512_sub_ps(_mm512_loadu_ps(row + i), highest));
         }
-        avx2_exp_rows(row, padded, row);
+        avx512_exp_rows(row, padded, row);
         __m512 sum = _mm512_setzero_ps();
         for (int i = 0; i < padded; i += LANES_512) sum = _mm512_add_ps(sum, _mm512_loadu_ps(row + i));
         total[h] = _mm512_reduce_add_ps(sum);
@@ -255,7 +283,7 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .rmsnorm = avx2_rmsnorm,
     .rope = avx2_rope,
     .silu_mul = avx2_silu_mul,
-    .exp_rows = avx2_exp_rows,
+    .exp_rows = avx512_exp_rows,
     .dot_rows = avx2_dot_rows,
     .dot_tiles = avx2_dot_tiles,
     .to_half = avx512_to_half,

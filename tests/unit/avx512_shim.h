@@ -15,6 +15,8 @@ typedef uint16_t __m512bh __attribute__((vector_size(64)));
 typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
 
+#define _CMP_LT_OQ 17
+
 #define SHIM static inline __attribute__((always_inline, unused))
 
 SHIM __m512 _mm512_set1_ps(float x)
@@ -105,6 +107,39 @@ SHIM __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c)
 {
     for (int i = 0; i < 16; i++) c[i] = fmaf(a[i], b[i], c[i]);
     return c;
+}
+
+SHIM __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c)
+{
+    return _mm512_fmadd_ps(-a, b, c);
+}
+
+/* The second operand where either is NaN, as the instruction. */
+SHIM __m512 _mm512_min_ps(__m512 a, __m512 b)
+{
+    for (int i = 0; i < 16; i++) b[i] = a[i] < b[i] ? a[i] : b[i];
+    return b;
+}
+
+SHIM __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int less)
+{
+    unsigned mask = 0;
+    (void)less; /* the only comparison that is used */
+    for (int i = 0; i < 16; i++) mask |= (unsigned)(a[i] < b[i]) << i;
+    return (__mmask16)mask;
+}
+
+SHIM __m512 _mm512_roundscale_ps(__m512 v, int nearest)
+{
+    (void)nearest; /* as above */
+    for (int i = 0; i < 16; i++) v[i] = nearbyintf(v[i]);
+    return v;
+}
+
+SHIM __m512 _mm512_maskz_scalef_ps(__mmask16 mask, __m512 v, __m512 power)
+{
+    for (int i = 0; i < 16; i++) v[i] = mask >> i & 1 ? v[i] * exp2f(power[i]) : 0.0f;
+    return v;
 }
 
 SHIM float _mm512_reduce_max_ps(__m512 v)
