@@ -62,6 +62,7 @@ struct compact_kernels compact_kernels_of(const struct compact_kernels *lent)
     struct compact_kernels kernels = compact_kernels_plain();
     if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
     if (lent != NULL && lent->dot_tiles != NULL) kernels.dot_tiles = lent->dot_tiles;
+    if (lent != NULL && lent->tile_hits != NULL) kernels.tile_hits = lent->tile_hits;
     if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
     return kernels;
 }

@@ -11,14 +11,18 @@
 #include "alloc/err.h"
 #include "alloc/policy.h"
 
-/* The two loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
+/* The loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
 struct compact_kernels {
     /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
-    /* out[r * out_stride + j] = sum over k, in order, of a[r][k * step] * tiles[j / 16][k][j % 16], r < rows <= 4, j <
-     * 16 * count: up to four vectors against columns of 16 entries, laid out as a page of the cache lays out keys. */
-    void (*dot_tiles)(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+    /* out[r * out_stride + j] = sum over k, in order, of a[r][k] * tiles[j / 16][k][j % 16], r < rows <= 4, j < 16 *
+     * count: up to four vectors against columns of 16 entries, laid out as a page of the cache lays out keys. */
+    void (*dot_tiles)(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
                       int64_t out_stride);
+    /* dot[r][j] = sum over k, in order, of entry column[r] of `tiles` times entry j of tile `at`, j < 16; bit j of
+     * above[r]: dot[r][j] > threshold. */
+    void (*tile_hits)(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+                      float (*dot)[16], uint32_t *above);
     /* out[i] = exp(in[i]), in <= 0; in == out is allowed. */
     void (*exp_rows)(const float *in, int n, float *out);
 };

@@ -3,12 +3,10 @@
 
 #include <math.h>
 #include <string.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #define DOT_LANES 8
 #define SCAN_ROWS 4 /* what one dot_tiles takes */
+#define HIT_ROWS  32
 
 /* Eight partial sums, so that the compiler may use vectors without changing the order that the source fixes. */
 static void dot_rows_plain(const float *a, const float *rows, int n, int d, float *out)
@@ -23,18 +21,33 @@ static void dot_rows_plain(const float *a, const float *rows, int n, int d, floa
     }
 }
 
-static void dot_tiles_plain(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d,
-                            float *out, int64_t out_stride)
+static void dot_tiles_plain(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
+                            int64_t out_stride)
 {
     for (int t = 0; t < count; t++, tiles += (int64_t)d * SCORE_TILE) {
         for (int r = 0; r < rows; r++) {
             float sum[SCORE_TILE] = {0};
             for (int k = 0; k < d; k++) {
-                const float x = a[r][k * step];
+                const float x = a[r][k];
                 for (int lane = 0; lane < SCORE_TILE; lane++) sum[lane] += x * tiles[k * SCORE_TILE + lane];
             }
             memcpy(out + r * out_stride + t * SCORE_TILE, sum, sizeof sum);
         }
+    }
+}
+
+static void tile_hits_plain(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+                            float (*dot)[SCORE_TILE], uint32_t *above)
+{
+    const float *tile = tiles + (int64_t)at * d * SCORE_TILE;
+    for (int r = 0; r < rows; r++) {
+        const float *a = tiles + (int64_t)(column[r] / SCORE_TILE) * d * SCORE_TILE + column[r] % SCORE_TILE;
+        float sum[SCORE_TILE] = {0};
+        for (int k = 0; k < d; k++)
+            for (int j = 0; j < SCORE_TILE; j++) sum[j] += a[k * SCORE_TILE] * tile[k * SCORE_TILE + j];
+        memcpy(dot[r], sum, sizeof sum);
+        above[r] = 0;
+        for (int j = 0; j < SCORE_TILE; j++) above[r] |= (uint32_t)(sum[j] > threshold) << j;
     }
 }
 
@@ -71,8 +84,10 @@ static void exp_rows_plain(const float *in, int n, float *out)
 
 struct compact_kernels compact_kernels_plain(void)
 {
-    return (struct compact_kernels){
-        .dot_rows = dot_rows_plain, .dot_tiles = dot_tiles_plain, .exp_rows = exp_rows_plain};
+    return (struct compact_kernels){.dot_rows = dot_rows_plain,
+                                    .dot_tiles = dot_tiles_plain,
+                                    .tile_hits = tile_hits_plain,
+                                    .exp_rows = exp_rows_plain};
 }
 
 /* Eight maxima and eight sums, as in dot_rows_plain. */
@@ -122,7 +137,7 @@ void score_importance(const struct compact_kernels *kernels, const float *tiles,
         const float *query[SCAN_ROWS];
         for (int i = 0; i < taken; i++)
             query[i] = queries + (first + i) / group * row_stride + (int64_t)((first + i) % group) * d;
-        kernels->dot_tiles(query, 1, taken, tiles, count, d, logit, padded);
+        kernels->dot_tiles(query, taken, tiles, count, d, logit, padded);
         for (int i = 0; i < taken; i++) {
             const int g = (first + i) % group;
             const float *own = logit + (int64_t)i * padded;
@@ -176,61 +191,39 @@ static void tile_normalise(const float *tile, int d, float *unit, float *lanes, 
     }
 }
 
-/* Bit j: dot[j] is above the threshold. Compilers make branches of the comparison; SSE2 is there on every x86-64. */
-static uint32_t lanes_above(const float *dot, float threshold)
-{
-    uint32_t above = 0;
-#if defined(__SSE2__)
-    const __m128 bound = _mm_set1_ps(threshold);
-    for (int j = 0; j < SCORE_TILE; j += 4)
-        above |= (uint32_t)_mm_movemask_ps(_mm_cmpgt_ps(_mm_loadu_ps(dot + j), bound)) << j;
-#else
-    for (int j = 0; j < SCORE_TILE; j++) above |= (uint32_t)(dot[j] > threshold) << j;
-#endif
-    return above;
-}
-
-/* The newest lane below `lanes` whose cosine is above the threshold; -1 if there is none. */
-static int lane_similar(const float *dot, int lanes, float threshold)
-{
-    const uint32_t above = lanes_above(dot, threshold) & ((1u << lanes) - 1);
-    return above == 0 ? -1 : 31 - __builtin_clz(above);
-}
-
 /* Finds for every row of the cosine matrix the newest entry above the threshold, entry 0 where there is none, and takes
- * that cosine out of the column sums. Tile by tile from the newest; a row leaves `pending` with its first hit. */
+ * that cosine out of the column sums. Tile by tile from the newest; a row leaves `pending` with its first hit. Without
+ * branches: where a row finds its entry is a toss-up. */
 static void rows_relieve(const struct compact_kernels *kernels, const float *unit, int n, int d, float threshold,
-                         int32_t *pending, int32_t *relieved, float *column)
+                         int32_t *pending, int32_t *relieved, float *cosine, float *column)
 {
     int open = n;
     for (int i = 0; i < n; i++) pending[i] = i;
     for (int t = isinf(threshold) ? 0 : tiles_of(n) - 1; t >= 0 && open > 0; t--) {
         const int begin = t * SCORE_TILE, lanes = n - begin < SCORE_TILE ? n - begin : SCORE_TILE;
+        const uint32_t there = (1u << lanes) - 1;
         int left = 0;
-        for (int at = 0; at < open; at += SCAN_ROWS) {
-            const int rows = open - at < SCAN_ROWS ? open - at : SCAN_ROWS;
-            const float *row[SCAN_ROWS];
-            float dot[SCAN_ROWS][SCORE_TILE];
+        for (int at = 0; at < open; at += HIT_ROWS) {
+            const int rows = open - at < HIT_ROWS ? open - at : HIT_ROWS;
+            float dot[HIT_ROWS][SCORE_TILE];
+            uint32_t above[HIT_ROWS];
+            kernels->tile_hits(unit, pending + at, rows, t, d, threshold, dot, above);
             for (int r = 0; r < rows; r++) {
                 const int i = pending[at + r];
-                row[r] = unit + (int64_t)(i / SCORE_TILE) * d * SCORE_TILE + i % SCORE_TILE;
-            }
-            kernels->dot_tiles(row, SCORE_TILE, rows, unit + (int64_t)t * d * SCORE_TILE, 1, d, dot[0], SCORE_TILE);
-            for (int r = 0; r < rows; r++) {
-                const int i = pending[at + r];
-                if (i / SCORE_TILE == t) dot[r][i % SCORE_TILE] = -INFINITY; /* itself: the diagonal is gone already */
-                int lane = lane_similar(dot[r], lanes, threshold);
-                if (lane < 0 && t > 0) {
-                    pending[left++] = i;
-                    continue;
-                }
-                if (lane < 0) lane = 0;
+                const uint32_t own = (uint32_t)(i / SCORE_TILE == t)
+                                     << i % SCORE_TILE; /* the diagonal is gone already */
+                const uint32_t hits = above[r] & there & ~own;
+                const int lane = 31 - __builtin_clz(hits | 1u);
                 relieved[i] = begin + lane;
-                if (relieved[i] != i) column[relieved[i]] -= dot[r][lane];
+                cosine[i] = dot[r][lane];
+                pending[left] = i;
+                left += hits == 0;
             }
         }
         open = left;
     }
+    for (int i = 0; i < n; i++)
+        if (relieved[i] != i) column[relieved[i]] -= cosine[i];
 }
 
 void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
@@ -252,9 +245,9 @@ void score_redundancy(const struct compact_kernels *kernels, const float *tiles,
         sum[k] = ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
     }
     const float *one = sum;
-    kernels->dot_tiles(&one, 1, 1, unit, count, d, column, 0);
+    kernels->dot_tiles(&one, 1, unit, count, d, column, 0);
     for (int j = 0; j < n; j++) column[j] -= redundancy[j]; /* the diagonal */
-    rows_relieve(kernels, unit, n, d, (float)threshold, relieved + n, relieved, column);
+    rows_relieve(kernels, unit, n, d, (float)threshold, relieved + n, relieved, redundancy, column);
     for (int j = 0; j < n; j++) redundancy[j] = column[j] /= (float)n;
     const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;

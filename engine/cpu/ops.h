@@ -112,8 +112,11 @@ struct cpu_ops {
     /* out[i] = sum_k a[k] rows[i * d + k] (compact_kernels.dot_rows) */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
     /* compact_kernels.dot_tiles */
-    void (*dot_tiles)(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+    void (*dot_tiles)(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
                       int64_t out_stride);
+    /* compact_kernels.tile_hits */
+    void (*tile_hits)(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+                      float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above);
     /* Round to nearest even bf16; NULL where the set has no use for it. */
     void (*to_half)(const float *in, int n, uint16_t *out);
 };

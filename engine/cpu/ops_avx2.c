@@ -485,10 +485,9 @@ void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out)
     }
 }
 
-INLINE void dot_tile(const float *const *a, int64_t step, int rows, const float *tile, int d, float *out,
-                     int64_t out_stride)
+/* Element k of row r is a[r][k * step]. */
+INLINE void tile_sums(const float *const *a, int64_t step, int rows, const float *tile, int d, __m256 sum[4][2])
 {
-    __m256 sum[4][2];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < d; k++) {
@@ -500,6 +499,12 @@ INLINE void dot_tile(const float *const *a, int64_t step, int rows, const float 
             sum[r][1] = _mm256_fmadd_ps(x, high, sum[r][1]);
         }
     }
+}
+
+INLINE void dot_tile(const float *const *a, int rows, const float *tile, int d, float *out, int64_t out_stride)
+{
+    __m256 sum[4][2];
+    tile_sums(a, 1, rows, tile, d, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         _mm256_storeu_ps(out + r * out_stride, sum[r][0]);
@@ -507,23 +512,46 @@ INLINE void dot_tile(const float *const *a, int64_t step, int rows, const float 
     }
 }
 
-void avx2_dot_tiles(const float *const *a, int64_t step, int rows, const float *tiles, int count, int d, float *out,
+void avx2_dot_tiles(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
                     int64_t out_stride)
 {
     for (int t = 0; t < count; t++, tiles += (int64_t)d * 16, out += 16) {
         switch (rows) {
         case 4:
-            dot_tile(a, step, 4, tiles, d, out, out_stride);
+            dot_tile(a, 4, tiles, d, out, out_stride);
             break;
         case 3:
-            dot_tile(a, step, 3, tiles, d, out, out_stride);
+            dot_tile(a, 3, tiles, d, out, out_stride);
             break;
         case 2:
-            dot_tile(a, step, 2, tiles, d, out, out_stride);
+            dot_tile(a, 2, tiles, d, out, out_stride);
             break;
         default:
-            dot_tile(a, step, 1, tiles, d, out, out_stride);
+            dot_tile(a, 1, tiles, d, out, out_stride);
             break;
+        }
+    }
+}
+
+/* Rows in fours; the last four may hold rows that were taken before. */
+static void tile_hits(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+                      float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above)
+{
+    const float *tile = tiles + (int64_t)at * d * 16;
+    const __m256 bound = _mm256_set1_ps(threshold);
+    for (int first = 0; first < rows; first += 4) {
+        const float *a[4];
+        __m256 sum[4][2];
+        for (int r = 0; r < 4; r++) {
+            const int32_t from = column[first + r < rows ? first + r : rows - 1];
+            a[r] = tiles + (int64_t)(from / 16) * d * 16 + from % 16;
+        }
+        tile_sums(a, 16, 4, tile, d, sum);
+        for (int r = 0; r < 4 && first + r < rows; r++) {
+            _mm256_storeu_ps(dot[first + r], sum[r][0]);
+            _mm256_storeu_ps(dot[first + r] + LANES, sum[r][1]);
+            above[first + r] = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][0], bound, _CMP_GT_OQ)) |
+                               (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][1], bound, _CMP_GT_OQ)) << LANES;
         }
     }
 }
@@ -539,5 +567,6 @@ const struct cpu_ops cpu_ops_avx2 = {
     .exp_rows = avx2_exp_rows,
     .dot_rows = avx2_dot_rows,
     .dot_tiles = avx2_dot_tiles,
+    .tile_hits = tile_hits,
 };
 #endif

@@ -275,6 +275,38 @@ static void avx512_attend(const struct attention *a)
         avx512_attend_kind(PAGE_BF16, a);
 }
 
+/* ---- similarity ---- */
+
+static void avx512_tile_hits(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+                             float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above)
+{
+    enum { ROWS = 8 };
+    const float *tile = tiles + (int64_t)at * d * LANES_512;
+    const __m512 bound = _mm512_set1_ps(threshold);
+    for (int first = 0; first < rows; first += ROWS) {
+        const float *a[ROWS];
+        __m512 sum[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const int32_t from = column[first + r < rows ? first + r : rows - 1]; /* past the end: once more */
+            a[r] = tiles + (int64_t)(from / LANES_512) * d * LANES_512 + from % LANES_512;
+            sum[r] = _mm512_setzero_ps();
+        }
+        for (int64_t k = 0; k < d; k++) {
+            const __m512 entries = _mm512_loadu_ps(tile + k * LANES_512);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++)
+                sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k * LANES_512]), entries, sum[r]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            if (first + r >= rows) break;
+            _mm512_storeu_ps(dot[first + r], sum[r]);
+            above[first + r] = _mm512_cmp_ps_mask(sum[r], bound, _CMP_GT_OQ);
+        }
+    }
+}
+
 const struct cpu_ops cpu_ops_avx512bf16 = {
     .name = "avx512bf16",
     .bf16_kind = PANEL_BF16_PAIRS,
@@ -286,6 +318,7 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .exp_rows = avx512_exp_rows,
     .dot_rows = avx2_dot_rows,
     .dot_tiles = avx2_dot_tiles,
+    .tile_hits = avx512_tile_hits,
     .to_half = avx512_to_half,
 };
 #endif

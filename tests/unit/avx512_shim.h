@@ -16,6 +16,7 @@ typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
 
 #define _CMP_LT_OQ 17
+#define _CMP_GT_OQ 30
 
 #define SHIM static inline __attribute__((always_inline, unused))
 
@@ -121,11 +122,10 @@ SHIM __m512 _mm512_min_ps(__m512 a, __m512 b)
     return b;
 }
 
-SHIM __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int less)
+SHIM __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int how)
 {
     unsigned mask = 0;
-    (void)less; /* the only comparison that is used */
-    for (int i = 0; i < 16; i++) mask |= (unsigned)(a[i] < b[i]) << i;
+    for (int i = 0; i < 16; i++) mask |= (unsigned)(how == _CMP_GT_OQ ? a[i] > b[i] : a[i] < b[i]) << i;
     return (__mmask16)mask;
 }
 

@@ -381,34 +381,71 @@ START_TEST(tile_dots)
     if (ops == NULL) return;
     enum { TILES = 3, STRIDE = 16 * TILES + 5 };
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
-        for (int step = 1; step <= 16; step += 15) {
-            float *a = random_floats((size_t)(4 * d * step)), *tiles = random_floats((size_t)(16 * TILES * d));
-            const float *row[4];
-            for (int r = 0; r < 4; r++) row[r] = step == 1 ? a + r * d : a + r;
-            for (int rows = 1; rows <= 4; rows++) {
-                float out[4 * STRIDE], one[16];
-                for (int i = 0; i < 4 * STRIDE; i++) out[i] = NAN;
-                ops->dot_tiles(row, step, rows, tiles, TILES, d, out, STRIDE);
-                for (int r = 0; r < rows; r++) {
-                    for (int j = 0; j < 16 * TILES; j++) {
-                        double sum = 0;
-                        for (int k = 0; k < d; k++) {
-                            sum += (double)row[r][k * step] * (double)tiles[(j / 16 * d + k) * 16 + j % 16];
-                        }
-                        ck_assert_msg(fabs(sum - (double)out[r * STRIDE + j]) < 1e-4, "%s rows %d d %d", ops->name,
-                                      rows, d);
+        float *a = random_floats((size_t)(4 * d)), *tiles = random_floats((size_t)(16 * TILES * d));
+        const float *row[4];
+        for (int r = 0; r < 4; r++) row[r] = a + r * d;
+        for (int rows = 1; rows <= 4; rows++) {
+            float out[4 * STRIDE], one[16];
+            for (int i = 0; i < 4 * STRIDE; i++) out[i] = NAN;
+            ops->dot_tiles(row, rows, tiles, TILES, d, out, STRIDE);
+            for (int r = 0; r < rows; r++) {
+                for (int j = 0; j < 16 * TILES; j++) {
+                    double sum = 0;
+                    for (int k = 0; k < d; k++) {
+                        sum += (double)row[r][k] * (double)tiles[(j / 16 * d + k) * 16 + j % 16];
                     }
-                    for (int t = 0; t < TILES; t++) {
-                        ops->dot_tiles(row + r, step, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
-                        ck_assert_mem_eq(one, out + r * STRIDE + t * 16, sizeof one);
-                    }
-                    for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
+                    ck_assert_msg(fabs(sum - (double)out[r * STRIDE + j]) < 1e-4, "%s rows %d d %d", ops->name, rows,
+                                  d);
                 }
-                for (int i = rows * STRIDE; i < 4 * STRIDE; i++) ck_assert(isnan(out[i]));
+                for (int t = 0; t < TILES; t++) {
+                    ops->dot_tiles(row + r, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
+                    ck_assert_mem_eq(one, out + r * STRIDE + t * 16, sizeof one);
+                }
+                for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
             }
-            free(a);
-            free(tiles);
+            for (int i = rows * STRIDE; i < 4 * STRIDE; i++) ck_assert(isnan(out[i]));
         }
+        free(a);
+        free(tiles);
+    }
+}
+END_TEST
+
+/* As tile_dots: a sum does not depend on the rows beside it; the bits say which are above. */
+START_TEST(tile_hits)
+{
+    const struct cpu_ops *ops = set_at(_i);
+    if (ops == NULL) return;
+    enum { TILES = 3, ROWS = 21 };
+    for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
+        float *tiles = random_floats((size_t)(16 * TILES * d)), dot[ROWS + 1][16], one[1][16];
+        uint32_t above[ROWS + 1], alone;
+        int32_t column[ROWS];
+        for (int r = 0; r < ROWS; r++) column[r] = r * 13 % (16 * TILES);
+        for (int rows = 1; rows <= ROWS; rows++) {
+            const int at = rows % TILES;
+            dot[rows][0] = NAN;
+            above[rows] = 77;
+            ops->tile_hits(tiles, column, rows, at, d, 0.1f, dot, above);
+            for (int r = 0; r < rows; r++) {
+                uint32_t expected = 0;
+                for (int j = 0; j < 16; j++) {
+                    double sum = 0;
+                    for (int k = 0; k < d; k++)
+                        sum += (double)tiles[(column[r] / 16 * d + k) * 16 + column[r] % 16] *
+                               (double)tiles[(at * d + k) * 16 + j];
+                    ck_assert_msg(fabs(sum - (double)dot[r][j]) < 1e-4, "%s rows %d d %d", ops->name, rows, d);
+                    expected |= (uint32_t)(dot[r][j] > 0.1f) << j;
+                }
+                ck_assert_uint_eq(above[r], expected);
+                ops->tile_hits(tiles, column + r, 1, at, d, 0.1f, one, &alone);
+                ck_assert_mem_eq(one[0], dot[r], sizeof one[0]);
+                ck_assert_uint_eq(alone, expected);
+            }
+            ck_assert(isnan(dot[rows][0]));
+            ck_assert_uint_eq(above[rows], 77);
+        }
+        free(tiles);
     }
 }
 END_TEST
@@ -471,6 +508,7 @@ int main(void)
     tcase_add_loop_test(tc, vectors, 0, SETS);
     tcase_add_loop_test(tc, dots, 0, SETS);
     tcase_add_loop_test(tc, tile_dots, 0, SETS);
+    tcase_add_loop_test(tc, tile_hits, 0, SETS);
     tcase_add_test(tc, sets_by_name);
     tcase_add_loop_test(tc, threads_take_each_item_once, 0, 3);
     suite_add_tcase(suite, tc);
