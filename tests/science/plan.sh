@@ -35,3 +35,10 @@ for policy in $policies_of_the_paper; do unit "narrow-sampled/$policy" narrow 10
 
 for policy in $policies_around_it; do unit "chain-arith/$policy" chain-arith 512 1 greedy "$policy" $budgets; done
 for policy in $policies_around_it; do unit "narrow-sampled/$policy" narrow 100 8 sampled "$policy" 96,128,160,192; done
+
+# What the units above suggest as kvfleet's default, tried on the other problems too; and budgets up to where nothing is lost.
+unit chain-arith-knobs/sinks chain-arith 512 1 greedy rkv:sinks=4,reasonalloc:sinks=4 96,128,160,192,224
+unit narrow-knobs/sinks narrow 512 1 greedy reasonalloc:sinks=4 96,192,224
+unit chain-arith-interval/peak-224-interval-16 chain-arith 512 1 greedy rkv,reasonalloc,reasonalloc:sinks=4 208 16
+unit narrow-knobs/free narrow 512 1 greedy rkv,reasonalloc,reasonalloc:sinks=4 256,288,320
+unit chain-arith-knobs/free chain-arith 512 1 greedy rkv,reasonalloc,reasonalloc:sinks=4 256,320,384

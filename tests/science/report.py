@@ -55,7 +55,7 @@ def read(rows):
     settings = defaultdict(lambda: defaultdict(Cell))
     for path in sorted(rows.rglob("*.csv.gz")):
         setting = path.parent.relative_to(rows).as_posix()
-        setting = "narrow" if setting in ("narrow-knobs", "narrow-interval") else setting
+        setting = setting.removesuffix("-knobs").removesuffix("-interval")
         with gzip.open(path, "rt", newline="") as lines:
             for row in csv.DictReader(lines):
                 key = row["policy"], int(row["budget"] or 0), int(row["interval"] or 0)
@@ -120,7 +120,7 @@ def paired_table(cells, pairs):
     found = [compare(cells[a], cells[b]) for a, b in pairs]
     rows = []
     for (a, b), (points, gained, lost, p), corrected in zip(pairs, found, holm([f[3] for f in found])):
-        same = "same" if b[1:] == a[1:] else f"{b[1]}/{b[2]}"
+        same = "same" if b[1:] == a[1:] or not b[1] else f"{b[1]}/{b[2]}"
         rows.append([f"`{a[0]}`", f"{a[1]}/{a[2]}", f"`{b[0]}`", same, f"{100 * cells[a].accuracy:.1f}", f"{points:+.1f}", gained, lost,
                      show_p(p), ("**" if corrected < 0.05 else "") + show_p(corrected) + ("**" if corrected < 0.05 else ""),
                      f"{cells[a].kib / cells[b].kib:.3f}"])
@@ -128,7 +128,7 @@ def paired_table(cells, pairs):
                  rows) if rows else "not measured\n"
 
 
-def questions(name, cells):
+def questions(cells):
     budgets = sorted({key[1] for key in cells if key[0] == "rkv" and key[2] == 32})
     policies = sorted({key[0] for key in cells})
 
@@ -141,8 +141,9 @@ def questions(name, cells):
     yield "Relative against raw scores", each(("head-only-relative", "head-only"), ("reasonalloc-relative", "reasonalloc"))
     others = ["ada-rkv", "pyramid-rkv", "dynamic", "snapkv", "h2o", "tova", "random", "streaming"]
     yield "Everything else against uniform R-KV", each(*[(other, "rkv") for other in others])
-    if name != "narrow":
-        return
+    full = [key for key in cells if key[0] == "full"]
+    yield "What is still lost against full cache", [
+        ((p, b, 32), full[0]) for p in ("rkv", "reasonalloc", "reasonalloc:sinks=4") for b in budgets if full and b >= 192]
     knobs = [p for p in policies if ":" in p]
 
     def base_of(policy):
@@ -161,7 +162,7 @@ def questions(name, cells):
         ((f"{p}:protect-prompt=1", b, 32), ("random:protect-prompt=1", b, 32)) for p in ("rkv", "reasonalloc", "snapkv", "streaming")
         for b in budgets]
     yield "Interval at equal peak (budget + interval), against interval 32", [
-        ((policy, b, i), (policy, b + i - 32, 32)) for policy in ("rkv", "reasonalloc")
+        ((policy, b, i), (policy, b + i - 32, 32)) for policy in ("rkv", "reasonalloc", "reasonalloc:sinks=4")
         for _, b, i in sorted(k for k in cells if k[0] == policy and k[2] != 32)]
 
 
@@ -230,7 +231,9 @@ def main():
     for name in sorted(settings):
         cells = settings[name]
         text += [f"## {name}\n"]
-        for question, pairs in questions(name, cells):
+        for question, pairs in questions(cells):
+            if not any(a in cells and b in cells for a, b in pairs):
+                continue
             text += [f"### {name}: {question}\n", paired_table(cells, pairs)]
         text += [f"### {name}: every cell\n", accuracy_table(cells)]
         plot(name, cells, paper, plots / f"{name}-parts.svg", f"{name}: ReasonAlloc and its parts")
