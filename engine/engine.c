@@ -6,6 +6,7 @@
 #include <string.h>
 #include "alloc/plan.h"
 #include "engine/internal.h"
+#include "engine/model/filemap.h"
 
 #define PREFILL_CHUNK_TOKENS 256
 #define KV_DEFAULT_BYTES     ((int64_t)1 << 30)
@@ -21,6 +22,11 @@ const char *engine_kernel_set(int index)
 int engine_model_hash(const char *folder, char *hex, struct kvf_err *err)
 {
     return model_hash_folder(folder, hex, err);
+}
+
+const char *engine_mapped_path(const void *address)
+{
+    return filemap_path_at(address);
 }
 
 static int options_check(const struct engine_options *options, struct kvf_err *err)

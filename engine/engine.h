@@ -47,6 +47,9 @@ void engine_close(struct engine **engine);
 const struct engine_info *engine_info(const struct engine *engine);
 /* Hex SHA-256 that names a model folder's contents, without loading it. hex[65]. */
 KVF_MUSTCHECK int engine_model_hash(const char *folder, char *hex, struct kvf_err *err);
+/* The path of the model file that is mapped at `address`, NULL for any other address. Async-signal-safe: a model file
+ * that is shortened while an engine has it open is a SIGBUS at one of its addresses. */
+const char *engine_mapped_path(const void *address);
 /* Kernel sets this machine can run, best first; NULL past the end. */
 const char *engine_kernel_set(int index);
 

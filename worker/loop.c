@@ -272,8 +272,10 @@ int worker_run(const struct worker_options *options, const volatile sig_atomic_t
     machine_host(me->host, sizeof me->host);
     machine_device(me->device, sizeof me->device);
     sigset_t everything, before;
+    /* Threads made from here on must leave signals to the main thread, whose wait they end; but not SIGBUS: a lost page of
+     * the model is told by the thread that touches it (lost_file.h), and blocked it ends the process without a word. */
     sigfillset(&everything);
-    /* Threads made from here on must leave signals to the main thread, whose wait they end. */
+    sigdelset(&everything, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &everything, &before);
     struct engine_options engine_options = {
         .kernels = options->kernels,

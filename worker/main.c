@@ -8,6 +8,7 @@
 #include "proto/conf.h"
 #include "proto/log.h"
 #include "worker/fleet.h"
+#include "worker/lost_file.h"
 
 struct settings {
     const char *coordinator, *keys, *key, *backend, *kernels, *kv_type, *log_level;
@@ -119,6 +120,7 @@ int main(int argc, char **argv)
         sigaction(SIGTERM, &action, NULL);
         sigaction(SIGINT, &action, NULL);
         signal(SIGPIPE, SIG_IGN);
+        lost_file_catch("kvfleet-worker", exit_code(KVF_EIO));
         struct worker_options options = {
             .coordinator = settings.coordinator,
             .keys = settings.keys,

@@ -9,6 +9,9 @@
 
 #define AT(field) offsetof(struct settings, field)
 
+/* What a person reads at once. A program that reads JSON or CSV would take a first page for the whole. */
+#define TABLE_ROWS 50
+
 static const struct conf_item results_items[] = {
     {"job", 'j', CONF_INT, AT(job), NULL, 1, 9007199254740992.0, "N", "the job"},
     {"failures", 'f', CONF_BOOL, AT(failures), "false", 0, 0, NULL, "list the samples that are not correct"},
@@ -17,7 +20,8 @@ static const struct conf_item results_items[] = {
      "show one sample: prompt, thinking, answer, grade"},
     {"policy", 'p', CONF_TEXT, AT(policy), NULL, 0, 0, "NAME", "of a list: only this policy"},
     {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N", "of a list: only this budget"},
-    {"limit", 'n', CONF_INT, AT(rows), "50", 0, 100000000, "N", "of a list: at most N rows; 0: all"},
+    {"limit", 'n', CONF_INT, AT(rows), "-1", -1, 100000000, "N",
+     "of a list: at most N rows; 0: all; -1: 50 in the table, all in --json and --csv"},
     {"after", 0, CONF_INT, AT(after), NULL, 1, 9007199254740992.0, "ID", "of a list: go on after this sample"},
     {"csv", 0, CONF_BOOL, AT(csv), "false", 0, 0, NULL, "print CSV"},
     {NULL, 0, CONF_BOOL, 0, NULL, 0, 0, NULL, NULL},
@@ -93,7 +97,7 @@ static int print_samples(const struct settings *settings, struct session *sessio
     query.job_id = job_id;
     query.failures = settings->failures;
     query.after = settings->after > 0 ? settings->after : -1;
-    query.limit = settings->rows;
+    query.limit = settings->rows >= 0 ? settings->rows : settings->json || settings->csv ? 0 : TABLE_ROWS;
     code = session_rows(session, &query, &rows, &next, err);
     if (code != KVF_OK) return code;
     if (settings->json) {

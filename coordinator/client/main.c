@@ -5,6 +5,7 @@
 #include "coordinator/client/exit_code.h"
 #include "kvf_build.h"
 #include "proto/log.h"
+#include "worker/lost_file.h"
 
 static void usage(FILE *out)
 {
@@ -77,6 +78,7 @@ int main(int argc, char **argv)
         usage(stderr);
         return EXIT_USAGE;
     }
+    lost_file_catch("kvfleet", exit_code_of(KVF_EIO));
     if (strcmp(argv[1], "--version") == 0) {
         printf("kvfleet %s (revision %s; %s)\n", KVF_VERSION, KVF_REVISION, KVF_BUILD_FLAGS);
         exit_code = EXIT_DONE;

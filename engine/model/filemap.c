@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -12,6 +15,47 @@
 
 /* Largest JSON file taken: tokenizers of 256,000 tokens are about 35 MB. */
 #define JSON_MAX_BYTES (256LL << 20)
+
+/* What is mapped, as a list that a signal handler may walk at any moment: entries are added at its head and used again,
+ * never freed. Path and size change only while `data` is 0. */
+struct filemap_place {
+    _Atomic uintptr_t data; /* where the file is mapped; 0: the entry is free */
+    size_t size;
+    struct filemap_place *next;
+    char path[PATH_MAX];
+};
+static _Atomic(struct filemap_place *) places;
+static pthread_mutex_t places_lock = PTHREAD_MUTEX_INITIALIZER; /* for who adds and removes */
+
+/* NULL: no memory. */
+static struct filemap_place *place_take(const char *path, const void *data, size_t size)
+{
+    pthread_mutex_lock(&places_lock);
+    struct filemap_place *place = atomic_load(&places);
+    while (place != NULL && atomic_load(&place->data) != 0) place = place->next;
+    int is_new = place == NULL;
+    if (is_new) place = calloc(1, sizeof *place);
+    if (place != NULL) {
+        snprintf(place->path, sizeof place->path, "%s", path);
+        place->size = size;
+        atomic_store(&place->data, (uintptr_t)data);
+    }
+    if (place != NULL && is_new) {
+        place->next = atomic_load(&places);
+        atomic_store(&places, place);
+    }
+    pthread_mutex_unlock(&places_lock);
+    return place;
+}
+
+const char *filemap_path_at(const void *address)
+{
+    for (const struct filemap_place *place = atomic_load(&places); place != NULL; place = place->next) {
+        uintptr_t data = atomic_load(&place->data);
+        if (data != 0 && (uintptr_t)address - data < place->size) return place->path;
+    }
+    return NULL;
+}
 
 int filemap_open(const char *folder, const char *name, struct filemap *out, struct kvf_err *err)
 {
@@ -35,10 +79,15 @@ int filemap_open(const char *folder, const char *name, struct filemap *out, stru
                                              : "device or socket");
     } else if (st.st_size > 0) {
         void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (data == MAP_FAILED)
+        struct filemap_place *place = data == MAP_FAILED ? NULL : place_take(path, data, (size_t)st.st_size);
+        if (data == MAP_FAILED) {
             rc = kvf_fail(err, KVF_EIO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
-        else
-            *out = (struct filemap){.data = data, .size = st.st_size};
+        } else if (place == NULL) {
+            munmap(data, (size_t)st.st_size);
+            rc = kvf_fail(err, KVF_ENOMEM, "%s: out of memory", path);
+        } else {
+            *out = (struct filemap){.data = data, .size = st.st_size, .place = place};
+        }
     }
     close(fd);
     return rc;
@@ -46,7 +95,10 @@ int filemap_open(const char *folder, const char *name, struct filemap *out, stru
 
 void filemap_close(struct filemap *map)
 {
-    if (map->data != NULL) munmap((void *)map->data, (size_t)map->size);
+    if (map->data != NULL) {
+        atomic_store(&map->place->data, 0); /* first: the addresses may be another file's at once */
+        munmap((void *)map->data, (size_t)map->size);
+    }
     *map = (struct filemap){0};
 }
 

@@ -10,14 +10,20 @@
 #include <stdint.h>
 #include "alloc/err.h"
 
+struct filemap_place; /* entry of the list of what is mapped */
 struct filemap {
     const unsigned char *data; /* NULL when the file is empty */
     int64_t size;
+    struct filemap_place *place;
 };
 
 /* KVF_ENOTFOUND: there is no such file; KVF_EIO: it cannot be read or is not a regular file. */
 KVF_MUSTCHECK int filemap_open(const char *folder, const char *name, struct filemap *out, struct kvf_err *err);
 void filemap_close(struct filemap *map);
+
+/* The path of the file that is mapped at `address`, NULL for any other address. Async-signal-safe: for a handler of
+ * SIGBUS, which is what reading a mapped file that somebody shortened ends in. */
+const char *filemap_path_at(const void *address);
 
 /* Whether folder/name exists, whatever it is. */
 int filemap_exists(const char *folder, const char *name);

@@ -50,6 +50,19 @@ for word in "mod 10" "</think>\|hinking" "stop" "correct"; do
 done
 kv results --job 1 --failures >"$dir/failures"
 
+note "a list for a program is whole, for a person a page"
+listed() { kv results --job "$long" --samples "$@"; }
+long=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 60 2>/dev/null)
+kv watch "$long" >/dev/null 2>&1
+[ "$(listed --csv 2>"$dir/list.err" | wc -l)" = 61 ] || fail "--samples --csv: expected a head line and 60 rows"
+[ ! -s "$dir/list.err" ] || fail "--samples --csv: $(cat "$dir/list.err")"
+listed --json | python3 -c 'import json, sys; d = json.load(sys.stdin); assert (len(d["samples"]), d["next"]) == (60, None), (len(d["samples"]), d["next"])'
+[ "$(listed --csv --limit 7 2>"$dir/list.err" | wc -l)" = 8 ] || fail "--samples --csv --limit 7: expected a head line and 7 rows"
+grep -q "there are more: --after" "$dir/list.err" || fail "--limit 7: no word that there are more"
+[ "$(listed 2>"$dir/list.err" | grep -c chain-arith-narrow)" = 50 ] || fail "--samples: expected a page of 50 rows"
+grep -q "there are more: --after" "$dir/list.err" || fail "the table's page: no word that there are more"
+[ "$(listed --limit 0 2>/dev/null | grep -c chain-arith-narrow)" = 60 ] || fail "--samples --limit 0: expected 60 rows"
+
 note "submit returns an id at once, watch follows, cancel keeps what is done"
 job=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 512 2>/dev/null)
 [[ $job =~ ^[0-9]+$ ]] || fail "submit printed '$job'"
