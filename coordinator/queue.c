@@ -183,6 +183,9 @@ static void job_shrink(struct queue_job *job)
     free(job->pending);
     free(job->exhausted);
     free(job->problems);
+    arena_free(&job->problem_texts);
+    free(job->profile);
+    job->profile = NULL;
     job->samples = NULL;
     job->pending = job->exhausted = NULL;
     job->problems = NULL;
@@ -194,7 +197,6 @@ void queue_job_free(struct queue_job *job)
     if (job == NULL) return;
     job_shrink(job);
     free(job->cells);
-    free(job->profile);
     arena_free(&job->texts);
     free(job);
 }
@@ -228,7 +230,7 @@ struct queue_job *queue_job_find(const struct queue *queue, int64_t job_id)
     return map_get_int(&queue->job_by_id, job_id);
 }
 
-void queue_job_end(struct queue *queue, struct queue_job *job, enum queue_job_state state, int64_t now_ms)
+static void job_leases_drop(struct queue *queue, struct queue_job *job)
 {
     struct queue_lease *lease = queue->first, *next;
 
@@ -236,6 +238,22 @@ void queue_job_end(struct queue *queue, struct queue_job *job, enum queue_job_st
         next = lease->next;
         if (lease->job == job) lease_drop(queue, lease);
     }
+}
+
+void queue_job_drop(struct queue *queue, struct queue_job *job)
+{
+    struct queue_job **place = &queue->jobs;
+
+    job_leases_drop(queue, job);
+    while (*place != job) place = &(*place)->next;
+    *place = job->next;
+    map_remove_int(&queue->job_by_id, job->job_id);
+    queue_job_free(job);
+}
+
+void queue_job_end(struct queue *queue, struct queue_job *job, enum queue_job_state state, int64_t now_ms)
+{
+    job_leases_drop(queue, job);
     job->state = state;
     job->ended_ms = now_ms;
     job_shrink(job);

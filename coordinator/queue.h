@@ -42,7 +42,7 @@ struct queue_cell {
     int64_t total, done, errors, correct;
 };
 struct queue_problem {
-    struct str problem, answer; /* belong to the job */
+    struct str problem, answer; /* belong to the job's problem_texts */
 };
 
 enum queue_job_state { JOB_RUNNING, JOB_DONE, JOB_DONE_WITH_ERRORS, JOB_CANCELLED };
@@ -51,7 +51,7 @@ struct queue_job {
     int64_t job_id;
     enum queue_job_state state;
     char model_hash[65];
-    char *profile; /* NULL: none */
+    char *profile; /* NULL: none, or the job has ended */
     int max_attempts;
     struct queue_cell *cells;
     uint32_t n_cells;
@@ -69,7 +69,8 @@ struct queue_job {
     struct {
         int64_t slot, samples, tokens;
     } rate[QUEUE_RATE_SLOTS];
-    struct arena texts; /* everything that cells and problems point into */
+    struct arena texts;         /* what cells point into */
+    struct arena problem_texts; /* what problems point into; go with them */
 };
 
 struct queue_lease {
@@ -127,6 +128,8 @@ void queue_job_free(struct queue_job *job);
 struct queue_job *queue_job_find(const struct queue *queue, int64_t job_id);
 /* Every sample has a result: the database's word on how it ended. Drops what only a running job needs. */
 void queue_job_end(struct queue *queue, struct queue_job *job, enum queue_job_state state, int64_t now_ms);
+/* Forgets a job with its leases, as if it had never been added: its load failed on the way. */
+void queue_job_drop(struct queue *queue, struct queue_job *job);
 /* Ends its leases (the caller has sent REVOKE) and drops what is pending. */
 void queue_job_cancel(struct queue *queue, struct queue_job *job, int64_t now_ms);
 /* Running and nothing left to do. */

@@ -150,16 +150,11 @@ bool server_send(struct server *server, const struct wire_peer *peer, int type, 
 
 void server_hold(struct server *server, struct wire_message *message)
 {
-    struct held_message *held = server->n_backlog < BACKLOG_MESSAGES ? calloc(1, sizeof *held) : NULL;
+    bool was_full = server->backlog_full;
 
-    if (held == NULL) { /* the worker sends it again */
-        wire_message_free(message);
-        return;
-    }
-    held->message = *message;
-    *server->backlog_last = held;
-    server->backlog_last = &held->next;
-    server->n_backlog++;
+    server->backlog_full = !backlog_put(&server->backlog, message);
+    if (server->backlog_full && !was_full)
+        log_event(LOG_WARN_LEVEL, "backlog_full", "messages=%u bytes=%zu", server->backlog.n, server->backlog.bytes);
 }
 
 void server_handle(struct server *server, struct wire_message *message)
@@ -211,15 +206,11 @@ void server_handle(struct server *server, struct wire_message *message)
 /* What waited for the database, in its order. */
 static void backlog_step(struct server *server)
 {
-    for (uint32_t n = server->n_backlog; n > 0 && server_can_write(server); n--) {
-        struct held_message *held = server->backlog;
-        struct wire_message message = held->message;
-        server->backlog = held->next;
-        if (server->backlog == NULL) server->backlog_last = &server->backlog;
-        server->n_backlog--;
-        free(held);
+    struct wire_message message;
+
+    for (uint32_t n = server->backlog.n; n > 0 && server_can_write(server) && backlog_take(&server->backlog, &message);
+         n--)
         server_handle(server, &message);
-    }
 }
 
 /* A message that is none, or that this key may not send. */
@@ -347,12 +338,7 @@ static void server_close(struct server *server)
         wire_router_wait(server->router, -1, 50); /* the last words go out meanwhile */
     }
     intake_free(server);
-    while (server->backlog != NULL) {
-        struct held_message *held = server->backlog;
-        server->backlog = held->next;
-        wire_message_free(&held->message);
-        free(held);
-    }
+    backlog_free(&server->backlog);
     while (server->peers != NULL) peer_drop(server, server->peers);
     map_free(&server->peer_by_id);
     map_free(&server->peer_by_instance);
@@ -374,7 +360,7 @@ static int wait_ms(const struct server *server)
     if (server_can_write(server)) {
         int64_t next = queue_next_ms(&server->queue);
         if (next < until) until = next;
-        if (server->starting != NULL || server->n_backlog > 0 || server->intake.n_batches > 0) return 0;
+        if (server->starting != NULL || server->backlog.n > 0 || server->intake.n_batches > 0) return 0;
     } else if (server->db_up) {
         if (server->paused_until_ms < until) until = server->paused_until_ms;
     } else {
@@ -421,7 +407,6 @@ int server_run(const struct server_options *options, struct kvf_err *err)
 
     if (server == NULL) return kvf_fail(err, KVF_ENOMEM, "coordinator: out of memory");
     server->options = options;
-    server->backlog_last = &server->backlog;
     server->epoll_fd = server->signal_fd = -1;
     server->backoff_ms = BACKOFF_MIN_MS;
     code = server_open(server, err);

@@ -3,6 +3,7 @@
 #define KVF_SERVER_INTERNAL_H
 
 #include <stdbool.h>
+#include "coordinator/backlog.h"
 #include "coordinator/map.h"
 #include "coordinator/queue.h"
 #include "coordinator/reader.h"
@@ -14,7 +15,6 @@
 #define TURN_ROWS         8192
 #define TURN_BYTES        (32u << 20) /* of result texts */
 #define TURN_LEASES       512
-#define BACKLOG_MESSAGES  1024
 #define SILENT_HEARTBEATS 3
 #define RECENT_FENCES     64
 
@@ -28,11 +28,6 @@ struct peer {
     struct queue_worker *worker;
     int64_t recent[RECENT_FENCES]; /* leases that ended well: naming them once more is no mistake */
     uint32_t n_recent;
-};
-
-struct held_message {
-    struct held_message *next;
-    struct wire_message message;
 };
 
 /* Results of this turn, not committed yet. Rows point into the messages. */
@@ -73,8 +68,8 @@ struct server {
     struct queue queue;
     struct map peer_by_id, peer_by_instance;
     struct peer *peers;
-    struct held_message *backlog, **backlog_last;
-    uint32_t n_backlog;
+    struct backlog backlog;
+    bool backlog_full; /* the last message found no room */
     struct intake intake;
     struct starting *starting;
     int epoll_fd, signal_fd;
@@ -101,7 +96,7 @@ bool server_can_write(const struct server *server);
 bool server_write_failed(struct server *server, const char *event, int code, const struct kvf_err *err);
 /* Sends; a peer that is gone or full is no failure of ours: true when it went out. */
 bool server_send(struct server *server, const struct wire_peer *peer, int type, const void *msg);
-/* Takes the message over, to be handled when writing is possible again. */
+/* Takes the message over, to be handled when writing is possible again; what there is no room for is sent again. */
 void server_hold(struct server *server, struct wire_message *message);
 void server_handle(struct server *server, struct wire_message *message); /* takes it over */
 

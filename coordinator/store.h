@@ -118,6 +118,7 @@ KVF_MUSTCHECK int store_exhausted(struct store *store, const struct queue_job *j
 
 /* Every running job with what is left of it, and its active leases. */
 KVF_MUSTCHECK int store_load(struct store *store, struct queue *queue, int64_t now_ms, struct kvf_err *err);
+/* All of it or, on failure, nothing. */
 KVF_MUSTCHECK int store_load_job(struct store *store, struct queue *queue, int64_t job_id, int64_t now_ms,
                                  struct kvf_err *err);
 

@@ -25,9 +25,9 @@ static int no_memory(const struct queue_job *job, struct kvf_err *err)
     return kvf_fail(err, KVF_ENOMEM, "job %" PRId64 ": out of memory", job->job_id);
 }
 
-static struct str text_read(struct queue_job *job, const PGresult *result, int row, int column)
+static struct str text_read(struct arena *texts, const PGresult *result, int row, int column)
 {
-    return arena_copy(&job->texts, PQgetvalue(result, row, column), (size_t)PQgetlength(result, row, column));
+    return arena_copy(texts, PQgetvalue(result, row, column), (size_t)PQgetlength(result, row, column));
 }
 
 static int job_read(struct store *store, struct queue_job *job, int64_t now_ms, struct kvf_err *err)
@@ -77,14 +77,14 @@ static int cells_read(struct store *store, struct queue_job *job, struct kvf_err
         struct queue_cell *cell = &job->cells[i];
         int row = (int)i;
         cell->spec = (struct rec_cell){.cell_id = (uint64_t)pg_get_int(result, row, 0),
-                                       .policy = text_read(job, result, row, 1),
+                                       .policy = text_read(&job->texts, result, row, 1),
                                        .budget_tokens = (uint64_t)pg_get_int(result, row, 2),
                                        .interval_tokens = (uint64_t)pg_get_int(result, row, 3),
                                        .temperature = strtod(PQgetvalue(result, row, 4), NULL),
                                        .top_p = strtod(PQgetvalue(result, row, 5), NULL),
                                        .top_k = (uint64_t)pg_get_int(result, row, 6),
                                        .max_new_tokens = (uint64_t)pg_get_int(result, row, 7),
-                                       .template_name = text_read(job, result, row, 8)};
+                                       .template_name = text_read(&job->texts, result, row, 8)};
         if (cell->spec.policy.text == NULL || cell->spec.template_name.text == NULL) code = no_memory(job, err);
         cell->done = pg_get_int(result, row, 9);
         cell->errors = pg_get_int(result, row, 10);
@@ -122,8 +122,8 @@ static int problems_read(struct store *store, struct queue_job *job, struct kvf_
             code = kvf_fail(err, KVF_ECORRUPT, "job %" PRId64 ": expected %" PRIu32 " problems, got %" PRIu32,
                             job->job_id, job->n_problems, have + (uint32_t)n);
         for (int i = 0; i < n && code == KVF_OK; i++, have++) {
-            job->problems[have].problem = text_read(job, result, i, 0);
-            job->problems[have].answer = text_read(job, result, i, 1);
+            job->problems[have].problem = text_read(&job->problem_texts, result, i, 0);
+            job->problems[have].answer = text_read(&job->problem_texts, result, i, 1);
             if (job->problems[have].problem.text == NULL || job->problems[have].answer.text == NULL)
                 code = no_memory(job, err);
         }
@@ -260,8 +260,12 @@ int store_load_job(struct store *store, struct queue *queue, int64_t job_id, int
         return code;
     }
     code = queue_job_add(queue, job, err);
-    if (code == KVF_OK) code = leases_adopt(store, queue, job, now_ms, err);
-    if (code == KVF_OK) queue_job_open(job);
+    if (code != KVF_OK) return code;
+    code = leases_adopt(store, queue, job, now_ms, err);
+    if (code == KVF_OK)
+        queue_job_open(job);
+    else
+        queue_job_drop(queue, job); /* whoever finds it in the queue takes it for loaded */
     return code;
 }
 

@@ -40,8 +40,8 @@ static struct queue_job *job_make(int64_t job_id, uint32_t n, const char *model_
     job->n_samples = n;
     job->samples = calloc(n + 1, sizeof *job->samples);
     for (uint32_t i = 0; i < n; i++) {
-        job->problems[i].problem = arena_copy(&job->texts, "p", 1);
-        job->problems[i].answer = arena_copy(&job->texts, "a", 1);
+        job->problems[i].problem = arena_copy(&job->problem_texts, "p", 1);
+        job->problems[i].answer = arena_copy(&job->problem_texts, "a", 1);
         job->samples[i] = (struct queue_sample){.sample_id = job_id * 1000000 + i + 1, .problem = i};
     }
     return job;
@@ -329,6 +329,43 @@ START_TEST(cancel_drops_everything)
 }
 END_TEST
 
+/* A job of long prompts that ended must not cost their memory until the next restart. */
+START_TEST(an_ended_job_keeps_no_prompts)
+{
+    struct queue_job *job = job_add(1, 100, hash_a, 3);
+
+    job->profile = strdup("{}");
+    job->cells[0].spec.policy = arena_copy(&job->texts, "rkv", 3);
+    ck_assert_ptr_nonnull(job->problem_texts.first);
+    queue_job_end(&queue, job, JOB_DONE, 10);
+    ck_assert_ptr_null(job->problem_texts.first);
+    ck_assert_ptr_null(job->profile);
+    ck_assert_ptr_null(job->samples);
+    ck_assert_str_eq(job->cells[0].spec.policy.text, "rkv");
+}
+END_TEST
+
+START_TEST(a_dropped_job_leaves_nothing)
+{
+    struct queue_job *job = job_make(2, 10, hash_a, 3), *first = job_add(1, 5, hash_a, 3);
+    struct queue_worker *worker = worker_add(9, hash_a);
+    int64_t ids[] = {2000001, 2000002};
+
+    ck_assert_int_eq(queue_job_add(&queue, job, &err), KVF_OK);
+    ck_assert_int_eq(queue_lease_adopt(&queue, job, 9, 42, ids, 2, 1000, &err), KVF_OK);
+    queue_job_drop(&queue, job);
+    ck_assert_ptr_null(queue_job_find(&queue, 2));
+    ck_assert_ptr_null(queue_lease_find(&queue, 42));
+    ck_assert_ptr_null(queue.first);
+    ck_assert_uint_eq(worker->n_leases, 0);
+    ck_assert_ptr_eq(queue.jobs, first);
+    ck_assert_ptr_null(first->next);
+    check();
+    job_add(2, 10, hash_a, 3); /* and it can be loaded again */
+    check();
+}
+END_TEST
+
 /* ---- the simulation ---- */
 
 #define SIM_WORKERS 200
@@ -568,6 +605,8 @@ int main(void)
     tcase_add_test(rules, attempts);
     tcase_add_test(rules, adoption_after_a_restart);
     tcase_add_test(rules, cancel_drops_everything);
+    tcase_add_test(rules, an_ended_job_keeps_no_prompts);
+    tcase_add_test(rules, a_dropped_job_leaves_nothing);
     tcase_set_timeout(fleet, 120);
     tcase_add_loop_test(fleet, simulation, 0, 20);
     suite_add_tcase(suite, rules);

@@ -393,6 +393,34 @@ START_TEST(load_counts_what_happened)
 }
 END_TEST
 
+/* The last step of a load writes: while it cannot, the job is not in the queue at all. */
+START_TEST(a_load_is_all_or_nothing)
+{
+    struct queue_lease *settled, *open;
+    int64_t open_fence;
+
+    begin_run("half");
+    make_job(3);
+    settled = lend(4);
+    open = lend(4);
+    open_fence = open->fence;
+    ck_assert_uint_eq(put(settled, 0, settled->n_samples, false), 0); /* active, with nothing left to do */
+    queue_reset(&queue, 0);
+    OK(pg_run(&store.pg, "SET lock_timeout = '50ms'", NULL, 1000, NULL, &err));
+    run_sql("BEGIN");
+    run_sql("LOCK TABLE leases IN SHARE MODE"); /* may be read, not written */
+    ck_assert_int_eq(store_load_job(&store, &queue, job_id, 0, &err), KVF_ECONFLICT);
+    run_sql("ROLLBACK");
+    ck_assert_ptr_null(queue_job_find(&queue, job_id));
+    ck_assert_ptr_null(queue_lease_find(&queue, open_fence));
+    ck_assert_uint_eq(worker->n_leases, 0);
+    OK(store_load_job(&store, &queue, job_id, 0, &err));
+    ck_assert_msg(queue_check(&queue, &err) == KVF_OK, "%s", err.text);
+    ck_assert_int_eq(queue_job_find(&queue, job_id)->n_leases, 1);
+    ck_assert_uint_gt(queue_job_find(&queue, job_id)->n_pending, 0);
+}
+END_TEST
+
 START_TEST(given_up)
 {
     struct queue_lease *lease;
@@ -496,6 +524,7 @@ int main(void)
     tcase_add_test(all, results_and_fences);
     tcase_add_test(all, a_turn_with_everything);
     tcase_add_test(all, load_counts_what_happened);
+    tcase_add_test(all, a_load_is_all_or_nothing);
     tcase_add_test(all, given_up);
     tcase_add_test(all, cancel);
     tcase_add_test(all, values_that_do_not_fit);
