@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
+#include "alloc/policy.h"
 #include "coordinator/client/commands.h"
 #include "coordinator/client/exit_code.h"
 #include "coordinator/client/format.h"
@@ -30,7 +31,8 @@
 
 static const struct conf_item generate_items[] = {
     {"model", 'm', CONF_TEXT, AT(model), NULL, 0, 0, "DIR", "model folder"},
-    {"policy", 'p', CONF_TEXT, AT(policy), "full", 0, 0, "NAME", "NAME or NAME:key=value,key=value"},
+    {"policy", 'p', CONF_TEXT, AT(policy), NULL, 0, 0, "NAME",
+     "NAME or NAME:key=value,key=value; default: full, with --budget " POLICY_DEFAULT},
     {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N",
      "KV entries kept per layer and head, window and sinks included"},
     {"interval", 'i', CONF_INT, AT(interval), "128", 1, 1048576, "N", "new entries between two compactions"},
@@ -111,7 +113,8 @@ static int generate(const struct settings *settings, const char *prompt, struct 
         .stream = settings->json ? NULL : stdout,
         .stop = &interrupt_seen,
     };
-    int code = policy_parse(settings->policy, &how.policy, err);
+    const char *policy = settings->policy != NULL ? settings->policy : settings->budget > 0 ? POLICY_DEFAULT : "full";
+    int code = policy_parse(policy, &how.policy, err);
 
     if (code != KVF_OK) return code;
     if (how.policy.scorer != SCORER_NONE && settings->budget == 0)

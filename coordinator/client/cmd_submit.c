@@ -1,6 +1,7 @@
 /* kvfleet sweep, kvfleet submit */
 #include <stddef.h>
 #include <string.h>
+#include "alloc/policy.h"
 #include "coordinator/client/commands.h"
 #include "coordinator/client/exit_code.h"
 #include "coordinator/client/format.h"
@@ -22,7 +23,7 @@
          'p',                                                                                                          \
          CONF_LIST,                                                                                                    \
          AT(policies),                                                                                                 \
-         NULL,                                                                                                         \
+         "full," POLICY_DEFAULT,                                                                                       \
          0,                                                                                                            \
          0,                                                                                                            \
          "LIST",                                                                                                       \
@@ -154,7 +155,7 @@ static int run_job(const struct command *command, const struct settings *setting
 
 const struct command command_sweep = {
     .name = "sweep",
-    .arguments = "--model DIR --dataset FILE --policy LIST --budget LIST",
+    .arguments = "--model DIR --dataset FILE [--policy LIST] --budget LIST",
     .summary = "run a model over policies and budgets, and print the table",
     .text = "Every policy runs with every budget on the same samples; `full` (nothing is evicted) runs once and is "
             "what the others\n"
@@ -170,7 +171,7 @@ const struct command command_sweep = {
 
 const struct command command_submit = {
     .name = "submit",
-    .arguments = "--model DIR --dataset FILE --policy LIST --budget LIST",
+    .arguments = "--model DIR --dataset FILE [--policy LIST] --budget LIST",
     .summary = "like sweep, but print the job's number at once and leave it to the fleet",
     .text = NULL,
     .example = "job=$(kvfleet submit --model models/tiny-reasoner --dataset data/chain-arith.jsonl --policy full,rkv "

@@ -63,6 +63,12 @@ grep -q "there are more: --after" "$dir/list.err" || fail "--limit 7: no word th
 grep -q "there are more: --after" "$dir/list.err" || fail "the table's page: no word that there are more"
 [ "$(listed --limit 0 2>/dev/null | grep -c chain-arith-narrow)" = 60 ] || fail "--samples --limit 0: expected 60 rows"
 
+note "without --policy: full and the default policy"
+unnamed=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --budget 128 --interval 32 --limit 1 2>/dev/null)
+cells=$(sql "SELECT string_agg(policy, ' ' ORDER BY cell_id) FROM cells WHERE job_id = $unnamed")
+[ "$cells" = "full reasonalloc:sinks=4" ] || fail "the default policies are '$cells'"
+kv watch "$unnamed" >/dev/null 2>&1 || fail "the default policies did not run"
+
 note "submit returns an id at once, watch follows, cancel keeps what is done"
 job=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 512 2>/dev/null)
 [[ $job =~ ^[0-9]+$ ]] || fail "submit printed '$job'"
