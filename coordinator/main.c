@@ -104,6 +104,8 @@ int main(int argc, char **argv)
         return EXIT_OK;
     }
     code = conf_read(items, &settings, argc, argv, &conf, &rest, &err);
+    /* Whatever is wrong with flags, environment or settings file is usage. */
+    if (code != KVF_OK && code != KVF_ENOMEM) code = KVF_EINVAL;
     if (code == KVF_OK) code = settings_check(&settings, rest, &err);
     if (code == KVF_OK && settings.print_config) {
         conf_print(conf, stdout);

@@ -68,6 +68,14 @@ sed -i 's/"model_hash": "..../"model_hash": "0000/' "$dir/other.json"
 refused 64 "0000|$("$kvfleet_bin" generate --model "$model" --max-new-tokens 1 --json hello 2>/dev/null | grep -o '"model_hash": "[0-9a-f]*' | cut -d'"' -f4)" \
     "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 --profile "$dir/other.json" hello
 
+note "settings files"
+echo nonsense >"$dir/odd.conf"
+for program in "$coordinator_bin" "$worker_bin" "$kvfleet_bin status"; do
+    refused 64 "nowhere.conf|No such file" $program --config "$dir/nowhere.conf"
+    refused 64 "directory" $program --config "$dir"
+    refused 64 "odd.conf:1|nonsense" $program --config "$dir/odd.conf"
+done
+
 note "fleet"
 keys_up
 refused 69 "$url" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "$dir/keys" --timeout 2s
