@@ -280,7 +280,7 @@ static void batch_compact(struct engine *engine, int count)
     }
     if (due == 0) return;
     int64_t begin = clock_us();
-    kv_compact(engine->kv, engine->due, due, &engine->kernels, decoder_threads(engine->decoder));
+    kv_compact(engine->kv, engine->due, due, &engine->ops->compact, decoder_threads(engine->decoder));
     int64_t spent = clock_us() - begin;
     engine->counters.compaction_us += spent;
     engine->counters.compactions += due;

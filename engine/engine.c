@@ -157,8 +157,6 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     if (engine == NULL) return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", options->model_folder);
     engine->ops = ops;
     engine->kv_half = half;
-    engine->kernels = (struct compact_kernels){
-        .dot_rows = ops->dot_rows, .dot_tiles = ops->dot_tiles, .tile_hits = ops->tile_hits, .exp_rows = ops->exp_rows};
     engine->max_batch = options->max_batch;
     engine->prefill_chunk_tokens =
         options->prefill_chunk_tokens == 0 ? PREFILL_CHUNK_TOKENS : options->prefill_chunk_tokens;

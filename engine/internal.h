@@ -54,7 +54,6 @@ struct engine {
     struct decoder *decoder;
     struct kv_pool *kv;
     const struct cpu_ops *ops;
-    struct compact_kernels kernels;
     struct engine_info info;
     int max_batch, prefill_chunk_tokens;
     int kv_half;            /* K and V are stored as bf16 */

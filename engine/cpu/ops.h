@@ -10,6 +10,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include "alloc/compact.h"
 
 #define PANEL_OUTPUTS    16
 #define CPU_PAGE_ENTRIES 16 /* = KV_PAGE_ENTRIES, asserted in decoder.c */
@@ -107,16 +108,8 @@ struct cpu_ops {
     void (*rope)(const float *in, const float *cosines, const float *sines, int head_dim, float *out);
     /* out = gate / (1 + exp(-gate)) * up */
     void (*silu_mul)(const float *gate, const float *up, int n, float *out);
-    /* in == out is allowed */
-    void (*exp_rows)(const float *in, int n, float *out);
-    /* out[i] = sum_k a[k] rows[i * d + k] (compact_kernels.dot_rows) */
-    void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
-    /* compact_kernels.dot_tiles */
-    void (*dot_tiles)(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
-                      int64_t out_stride);
-    /* compact_kernels.tile_hits */
-    void (*tile_hits)(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
-                      float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above);
+    /* What compaction borrows; where a member is NULL it takes its own plain C. */
+    struct compact_kernels compact;
     /* Round to nearest even bf16; NULL where the set has no use for it. */
     void (*to_half)(const float *in, int n, uint16_t *out);
 };

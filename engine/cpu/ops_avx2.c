@@ -564,9 +564,9 @@ const struct cpu_ops cpu_ops_avx2 = {
     .rmsnorm = avx2_rmsnorm,
     .rope = avx2_rope,
     .silu_mul = avx2_silu_mul,
-    .exp_rows = avx2_exp_rows,
-    .dot_rows = avx2_dot_rows,
-    .dot_tiles = avx2_dot_tiles,
-    .tile_hits = tile_hits,
+    .compact = {.dot_rows = avx2_dot_rows,
+                .dot_tiles = avx2_dot_tiles,
+                .tile_hits = tile_hits,
+                .exp_rows = avx2_exp_rows},
 };
 #endif

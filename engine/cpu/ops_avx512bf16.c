@@ -315,10 +315,10 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .rmsnorm = avx2_rmsnorm,
     .rope = avx2_rope,
     .silu_mul = avx2_silu_mul,
-    .exp_rows = avx512_exp_rows,
-    .dot_rows = avx2_dot_rows,
-    .dot_tiles = avx2_dot_tiles,
-    .tile_hits = avx512_tile_hits,
+    .compact = {.dot_rows = avx2_dot_rows,
+                .dot_tiles = avx2_dot_tiles,
+                .tile_hits = avx512_tile_hits,
+                .exp_rows = avx512_exp_rows},
     .to_half = avx512_to_half,
 };
 #endif

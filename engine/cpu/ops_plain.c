@@ -180,38 +180,6 @@ static void dot_rows(const float *a, const float *rows, int n, int d, float *out
     }
 }
 
-static void dot_tiles(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
-                      int64_t out_stride)
-{
-    for (int t = 0; t < count; t++, tiles += (int64_t)d * CPU_PAGE_ENTRIES) {
-        for (int r = 0; r < rows; r++) {
-            float sum[CPU_PAGE_ENTRIES] = {0};
-            for (int k = 0; k < d; k++) {
-                for (int j = 0; j < CPU_PAGE_ENTRIES; j++) sum[j] += a[r][k] * tiles[k * CPU_PAGE_ENTRIES + j];
-            }
-            memcpy(out + r * out_stride + t * CPU_PAGE_ENTRIES, sum, sizeof sum);
-        }
-    }
-}
-
-static void tile_hits(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
-                      float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above)
-{
-    const float *tile = tiles + (int64_t)at * d * CPU_PAGE_ENTRIES;
-    for (int r = 0; r < rows; r++) {
-        const float *a =
-            tiles + (int64_t)(column[r] / CPU_PAGE_ENTRIES) * d * CPU_PAGE_ENTRIES + column[r] % CPU_PAGE_ENTRIES;
-        float sum[CPU_PAGE_ENTRIES] = {0};
-        above[r] = 0;
-        for (int k = 0; k < d; k++) {
-            for (int j = 0; j < CPU_PAGE_ENTRIES; j++)
-                sum[j] += a[k * CPU_PAGE_ENTRIES] * tile[k * CPU_PAGE_ENTRIES + j];
-        }
-        for (int j = 0; j < CPU_PAGE_ENTRIES; j++) above[r] |= (uint32_t)(sum[j] > threshold) << j;
-        memcpy(dot[r], sum, sizeof sum);
-    }
-}
-
 const struct cpu_ops cpu_ops_plain = {
     .name = "plain",
     .bf16_kind = PANEL_BF16,
@@ -220,8 +188,5 @@ const struct cpu_ops cpu_ops_plain = {
     .rmsnorm = rmsnorm,
     .rope = rope,
     .silu_mul = silu_mul,
-    .exp_rows = exp_rows,
-    .dot_rows = dot_rows,
-    .dot_tiles = dot_tiles,
-    .tile_hits = tile_hits,
+    .compact = {.dot_rows = dot_rows, .exp_rows = exp_rows},
 };

@@ -255,11 +255,7 @@ START_TEST(trace_with_every_kernel_set)
 {
     for (int set = 0; cpu_ops_at(set) != NULL; set++) {
         const struct cpu_ops *ops = cpu_ops_at(set);
-        const struct compact_kernels kernels = {.dot_rows = ops->dot_rows,
-                                                .dot_tiles = ops->dot_tiles,
-                                                .tile_hits = ops->tile_hits,
-                                                .exp_rows = ops->exp_rows};
-        trace_run(&traced[_i], &kernels);
+        trace_run(&traced[_i], &ops->compact);
     }
 }
 END_TEST

@@ -86,7 +86,7 @@ refused 78 "another coordinator" "$coordinator_bin" --bind "tcp://127.0.0.1:$((p
 deploy="$KVF_SOURCE/deploy/pgcluster"
 "$deploy" start "$dir/pg2" && "$KVF_SOURCE/deploy/migrate" "$("$deploy" conninfo "$dir/pg2")" >/dev/null
 refused 78 "$url|in use" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "$("$deploy" conninfo "$dir/pg2" kvfleet_coordinator)" --log-level error
-psql -XAtq "$("$deploy" conninfo "$dir/pg2")" -c "INSERT INTO schema_migrations VALUES (99, '0099_later.sql', '')"
+"$psql_bin" -XAtq "$("$deploy" conninfo "$dir/pg2")" -c "INSERT INTO schema_migrations VALUES (99, '0099_later.sql', '')"
 refused 78 "99|newer" "$coordinator_bin" --bind "tcp://127.0.0.1:$((port + 1))" --keys "$dir/keys" --db "$("$deploy" conninfo "$dir/pg2" kvfleet_coordinator)" --log-level error
 "$deploy" stop "$dir/pg2" immediate
 "$kvfleet_bin" keys make-coordinator --keys "$dir/strange" >/dev/null

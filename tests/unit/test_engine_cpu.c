@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "alloc/work.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/panels.h"
 #include "engine/cpu/pool.h"
@@ -308,14 +309,14 @@ START_TEST(exponential)
     if (ops == NULL) return;
     float in[1003], out[1003];
     for (int i = 0; i < 1003; i++) in[i] = -87.0f + (float)i * 0.17f;
-    ops->exp_rows(in, 1003, out);
+    ops->compact.exp_rows(in, 1003, out);
     for (int i = 0; i < 1003; i++) {
         double expected = exp((double)in[i] > 88.0 ? 88.0 : (double)in[i]);
         ck_assert_msg(fabs((double)out[i] - expected) <= 4e-7 * expected, "%s: exp(%g) = %g, expected %g", ops->name,
                       (double)in[i], (double)out[i], expected);
     }
     float special[] = {-INFINITY, -1000.0f, 0.0f, NAN};
-    ops->exp_rows(special, 4, out);
+    ops->compact.exp_rows(special, 4, out);
     ck_assert(out[0] == 0.0f && out[1] == 0.0f && out[2] == 1.0f && isnan(out[3]));
 }
 END_TEST
@@ -359,12 +360,12 @@ START_TEST(dots)
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
         float *a = random_floats((size_t)d), *rows = random_floats((size_t)(37 * d)), out[37], one;
         for (int n = 1; n <= 37; n++) {
-            ops->dot_rows(a, rows, n, d, out);
+            ops->compact.dot_rows(a, rows, n, d, out);
             for (int i = 0; i < n; i++) {
                 double sum = 0;
                 for (int k = 0; k < d; k++) sum += (double)a[k] * (double)rows[i * d + k];
                 ck_assert_msg(fabs(sum - (double)out[i]) < 1e-4, "%s n %d d %d", ops->name, n, d);
-                ops->dot_rows(a, rows + i * d, 1, d, &one);
+                ops->compact.dot_rows(a, rows + i * d, 1, d, &one);
                 ck_assert_mem_eq(&one, &out[i], sizeof one);
             }
         }
@@ -379,6 +380,7 @@ START_TEST(tile_dots)
 {
     const struct cpu_ops *ops = set_at(_i);
     if (ops == NULL) return;
+    const struct compact_kernels kernels = compact_kernels_of(&ops->compact);
     enum { TILES = 3, STRIDE = 16 * TILES + 5 };
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
         float *a = random_floats((size_t)(4 * d)), *tiles = random_floats((size_t)(16 * TILES * d));
@@ -387,7 +389,7 @@ START_TEST(tile_dots)
         for (int rows = 1; rows <= 4; rows++) {
             float out[4 * STRIDE], one[16];
             for (int i = 0; i < 4 * STRIDE; i++) out[i] = NAN;
-            ops->dot_tiles(row, rows, tiles, TILES, d, out, STRIDE);
+            kernels.dot_tiles(row, rows, tiles, TILES, d, out, STRIDE);
             for (int r = 0; r < rows; r++) {
                 for (int j = 0; j < 16 * TILES; j++) {
                     double sum = 0;
@@ -398,7 +400,7 @@ START_TEST(tile_dots)
                                   d);
                 }
                 for (int t = 0; t < TILES; t++) {
-                    ops->dot_tiles(row + r, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
+                    kernels.dot_tiles(row + r, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
                     ck_assert_mem_eq(one, out + r * STRIDE + t * 16, sizeof one);
                 }
                 for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
@@ -416,6 +418,7 @@ START_TEST(tile_hits)
 {
     const struct cpu_ops *ops = set_at(_i);
     if (ops == NULL) return;
+    const struct compact_kernels kernels = compact_kernels_of(&ops->compact);
     enum { TILES = 3, ROWS = 21 };
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
         float *tiles = random_floats((size_t)(16 * TILES * d)), dot[ROWS + 1][16], one[1][16];
@@ -426,7 +429,7 @@ START_TEST(tile_hits)
             const int at = rows % TILES;
             dot[rows][0] = NAN;
             above[rows] = 77;
-            ops->tile_hits(tiles, column, rows, at, d, 0.1f, dot, above);
+            kernels.tile_hits(tiles, column, rows, at, d, 0.1f, dot, above);
             for (int r = 0; r < rows; r++) {
                 uint32_t expected = 0;
                 for (int j = 0; j < 16; j++) {
@@ -438,7 +441,7 @@ START_TEST(tile_hits)
                     expected |= (uint32_t)(dot[r][j] > 0.1f) << j;
                 }
                 ck_assert_uint_eq(above[r], expected);
-                ops->tile_hits(tiles, column + r, 1, at, d, 0.1f, one, &alone);
+                kernels.tile_hits(tiles, column + r, 1, at, d, 0.1f, one, &alone);
                 ck_assert_mem_eq(one[0], dot[r], sizeof one[0]);
                 ck_assert_uint_eq(alone, expected);
             }

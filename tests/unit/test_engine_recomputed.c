@@ -157,7 +157,7 @@ static void plain_compact(const struct kv_seq *seq)
             .demand = policy_memory_layer(memory, LAYERS, HEADS, l),
         };
         if (!policy_plan_is_online(&policy)) continue;
-        ck_assert_int_eq(plan_measure(&policy, &in[l], &engine->kernels, work, &statistic[l], &err), 0);
+        ck_assert_int_eq(plan_measure(&policy, &in[l], &engine->ops->compact, work, &statistic[l], &err), 0);
     }
     memcpy(budget, offline, sizeof budget);
     if (policy_plan_is_online(&policy)) {
@@ -167,7 +167,7 @@ static void plain_compact(const struct kv_seq *seq)
     }
     for (int l = 0; l < LAYERS; l++) {
         in[l].layer_budget = budget[l];
-        int rc = compact_layer(&policy, &in[l], &engine->kernels, work, kept, keep_count, &noop, &err);
+        int rc = compact_layer(&policy, &in[l], &engine->ops->compact, work, kept, keep_count, &noop, &err);
         ck_assert_msg(rc == 0, "%s", err.text);
         for (int h = 0; h < HEADS && !noop; h++) {
             struct list *list = &lists[l][h];
