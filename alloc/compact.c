@@ -21,7 +21,8 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->max_window = max_window;
     work->max_entries = max_entries;
     const size_t padded = (n + SCORE_TILE - 1) / SCORE_TILE * SCORE_TILE;
-    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + 2 * n + 3 * heads * n;
+    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n +
+                         COMPACT_SCAN_WORDS(n, d) + 3 * heads * n;
     float *at = malloc(words * sizeof *at);
     if (at == NULL) {
         free(work);
@@ -37,7 +38,8 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->scratch.matrix = at += 17 * d;
     work->scratch.column = at += d * d;
     work->scratch.marker = (int32_t *)(at += padded);
-    at += 2 * n;
+    work->scratch.scan = (int32_t *)(at += n);
+    at += COMPACT_SCAN_WORDS(n, d);
     for (size_t h = 0; h < heads; h++) work->score[h] = at + h * n;
     work->rank = (uint32_t *)(at += heads * n);
     work->kept = (int32_t *)(at += heads * n);
@@ -62,7 +64,7 @@ struct compact_kernels compact_kernels_of(const struct compact_kernels *lent)
     struct compact_kernels kernels = compact_kernels_plain();
     if (lent != NULL && lent->dot_rows != NULL) kernels.dot_rows = lent->dot_rows;
     if (lent != NULL && lent->dot_tiles != NULL) kernels.dot_tiles = lent->dot_tiles;
-    if (lent != NULL && lent->tile_hits != NULL) kernels.tile_hits = lent->tile_hits;
+    if (lent != NULL && lent->newest_similar != NULL) kernels.newest_similar = lent->newest_similar;
     if (lent != NULL && lent->exp_rows != NULL) kernels.exp_rows = lent->exp_rows;
     return kernels;
 }

@@ -11,6 +11,8 @@
 #include "alloc/err.h"
 #include "alloc/policy.h"
 
+#define COMPACT_SCAN_WORDS(n, d) (((size_t)(n) + 15) / 16 * 16 * (((size_t)(d) + 3) / 4 + 5))
+
 /* The loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
 struct compact_kernels {
     /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
@@ -19,10 +21,11 @@ struct compact_kernels {
      * count: up to four vectors against columns of 16 entries, laid out as a page of the cache lays out keys. */
     void (*dot_tiles)(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
                       int64_t out_stride);
-    /* dot[r][j] = sum over k, in order, of entry column[r] of `tiles` times entry j of tile `at`, j < 16; bit j of
-     * above[r]: dot[r][j] > threshold. */
-    void (*tile_hits)(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
-                      float (*dot)[16], uint32_t *above);
+    /* For each entry i of n in `tiles` (as above, what is past n being 0): newest[i], the last other entry whose inner
+     * product with it is above `threshold`, entry 0 where there is none (INFINITY: there is none), and product[i], that
+     * inner product, a sum over k in order. scratch: COMPACT_SCAN_WORDS(n, d). */
+    void (*newest_similar)(const float *tiles, int n, int d, float threshold, int32_t *scratch, int32_t *newest,
+                           float *product);
     /* out[i] = exp(in[i]), in <= 0; in == out is allowed. */
     void (*exp_rows)(const float *in, int n, float *out);
 };

@@ -6,7 +6,6 @@
 
 #define DOT_LANES 8
 #define SCAN_ROWS 4 /* what one dot_tiles takes */
-#define HIT_ROWS  32
 
 /* Eight partial sums, so that the compiler may use vectors without changing the order that the source fixes. */
 static void dot_rows_plain(const float *a, const float *rows, int n, int d, float *out)
@@ -36,18 +35,24 @@ static void dot_tiles_plain(const float *const *a, int rows, const float *tiles,
     }
 }
 
-static void tile_hits_plain(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
-                            float (*dot)[SCORE_TILE], uint32_t *above)
+static void newest_similar_plain(const float *tiles, int n, int d, float threshold, int32_t *scratch, int32_t *newest,
+                                 float *product)
 {
-    const float *tile = tiles + (int64_t)at * d * SCORE_TILE;
-    for (int r = 0; r < rows; r++) {
-        const float *a = tiles + (int64_t)(column[r] / SCORE_TILE) * d * SCORE_TILE + column[r] % SCORE_TILE;
-        float sum[SCORE_TILE] = {0};
-        for (int k = 0; k < d; k++)
-            for (int j = 0; j < SCORE_TILE; j++) sum[j] += a[k * SCORE_TILE] * tile[k * SCORE_TILE + j];
-        memcpy(dot[r], sum, sizeof sum);
-        above[r] = 0;
-        for (int j = 0; j < SCORE_TILE; j++) above[r] |= (uint32_t)(sum[j] > threshold) << j;
+    (void)scratch;
+    for (int i = 0; i < n; i++) {
+        const float *own = tiles + (int64_t)(i / SCORE_TILE) * d * SCORE_TILE + i % SCORE_TILE;
+        uint32_t above = 0;
+        for (int t = isinf(threshold) ? 0 : (n - 1) / SCORE_TILE; t >= 0 && above == 0; t--) {
+            const float *tile = tiles + (int64_t)t * d * SCORE_TILE;
+            const int begin = t * SCORE_TILE, lanes = n - begin < SCORE_TILE ? n - begin : SCORE_TILE;
+            float sum[SCORE_TILE] = {0};
+            for (int k = 0; k < d; k++)
+                for (int j = 0; j < SCORE_TILE; j++) sum[j] += own[k * SCORE_TILE] * tile[k * SCORE_TILE + j];
+            for (int j = 0; j < lanes; j++) above |= (uint32_t)(sum[j] > threshold && begin + j != i) << j;
+            const int lane = 31 - __builtin_clz(above | 1u);
+            newest[i] = begin + lane;
+            product[i] = sum[lane];
+        }
     }
 }
 
@@ -86,7 +91,7 @@ struct compact_kernels compact_kernels_plain(void)
 {
     return (struct compact_kernels){.dot_rows = dot_rows_plain,
                                     .dot_tiles = dot_tiles_plain,
-                                    .tile_hits = tile_hits_plain,
+                                    .newest_similar = newest_similar_plain,
                                     .exp_rows = exp_rows_plain};
 }
 
@@ -191,43 +196,9 @@ static void tile_normalise(const float *tile, int d, float *unit, float *lanes, 
     }
 }
 
-/* Finds for every row of the cosine matrix the newest entry above the threshold, entry 0 where there is none, and takes
- * that cosine out of the column sums. Tile by tile from the newest; a row leaves `pending` with its first hit. Without
- * branches: where a row finds its entry is a toss-up. */
-static void rows_relieve(const struct compact_kernels *kernels, const float *unit, int n, int d, float threshold,
-                         int32_t *pending, int32_t *relieved, float *cosine, float *column)
-{
-    int open = n;
-    for (int i = 0; i < n; i++) pending[i] = i;
-    for (int t = isinf(threshold) ? 0 : tiles_of(n) - 1; t >= 0 && open > 0; t--) {
-        const int begin = t * SCORE_TILE, lanes = n - begin < SCORE_TILE ? n - begin : SCORE_TILE;
-        const uint32_t there = (1u << lanes) - 1;
-        int left = 0;
-        for (int at = 0; at < open; at += HIT_ROWS) {
-            const int rows = open - at < HIT_ROWS ? open - at : HIT_ROWS;
-            float dot[HIT_ROWS][SCORE_TILE];
-            uint32_t above[HIT_ROWS];
-            kernels->tile_hits(unit, pending + at, rows, t, d, threshold, dot, above);
-            for (int r = 0; r < rows; r++) {
-                const int i = pending[at + r];
-                const uint32_t own = (uint32_t)(i / SCORE_TILE == t)
-                                     << i % SCORE_TILE; /* the diagonal is gone already */
-                const uint32_t hits = above[r] & there & ~own;
-                const int lane = 31 - __builtin_clz(hits | 1u);
-                relieved[i] = begin + lane;
-                cosine[i] = dot[r][lane];
-                pending[left] = i;
-                left += hits == 0;
-            }
-        }
-        open = left;
-    }
-    for (int i = 0; i < n; i++)
-        if (relieved[i] != i) column[relieved[i]] -= cosine[i];
-}
-
 void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
-                      float *unit, float *vector, int32_t *relieved, float *column, float *redundancy)
+                      float *unit, float *vector, int32_t *scan, int32_t *relieved, float *column,
+                      float *redundancy)
 {
     const int count = tiles_of(n);
     float *sum = vector, *lanes = vector + d;
@@ -247,7 +218,9 @@ void score_redundancy(const struct compact_kernels *kernels, const float *tiles,
     const float *one = sum;
     kernels->dot_tiles(&one, 1, unit, count, d, column, 0);
     for (int j = 0; j < n; j++) column[j] -= redundancy[j]; /* the diagonal */
-    rows_relieve(kernels, unit, n, d, (float)threshold, relieved + n, relieved, redundancy, column);
+    kernels->newest_similar(unit, n, d, (float)threshold, scan, relieved, redundancy);
+    for (int i = 0; i < n; i++)
+        if (relieved[i] != i) column[relieved[i]] -= redundancy[i];
     for (int j = 0; j < n; j++) redundancy[j] = column[j] /= (float)n;
     const float total = score_exp(kernels, redundancy, n);
     for (int j = 0; j < n; j++) redundancy[j] /= total;

@@ -30,12 +30,12 @@ void score_avg_pool(const float *in, int n, int kernel, float *out);
 
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
- * exists: column sums come from the sum of all unit keys, and a row is scanned from the newest tile to its first hit.
- * Threshold INFINITY: nothing is similar, and no row is scanned. tiles: of the n keys, as score_tiles; unit: scratch of
- * the same size; vector: scratch [17 * d]; relieved: the entry that each row exempts [n], then scratch [n]; column: [n
- * rounded up to 16]. */
+ * exists: column sums come from the sum of all unit keys, and newest_similar finds what a row exempts. Threshold INFINITY:
+ * nothing is similar. tiles: of the n keys, as score_tiles; unit: scratch of the same size; vector: scratch [17 * d];
+ * scan: scratch of newest_similar; relieved: the entry that each row exempts [n]; column: [n rounded up to 16]. */
 void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
-                      float *unit, float *vector, int32_t *relieved, float *column, float *redundancy);
+                      float *unit, float *vector, int32_t *scan, int32_t *relieved, float *column,
+                      float *redundancy);
 
 /* sum_k |x[k]|, k < d. */
 float score_l1(const float *x, int d);

@@ -32,7 +32,8 @@ struct score_scratch {
     float *vector;   /* [17 * head_dim] */
     float *matrix;   /* [head_dim][head_dim] */
     float *column;   /* [padded] */
-    int32_t *marker; /* [2 * max_entries] */
+    int32_t *marker; /* [max_entries] */
+    int32_t *scan;   /* COMPACT_SCAN_WORDS(max_entries, head_dim) */
 };
 
 struct scorer {

@@ -17,7 +17,7 @@ static void rkv_score(const struct policy *policy, const struct compact_input *i
         attention_pooled(policy, REDUCE_MAX_LOGIT, in, kernels, scratch, h, window, score[h]);
         if (policy->lambda == 1) continue;
         score_redundancy(kernels, attention_tiles(in, scratch, h), n, in->head_dim, similarity, scratch->unit,
-                         scratch->vector, scratch->marker, scratch->column, scratch->second);
+                         scratch->vector, scratch->scan, scratch->marker, scratch->column, scratch->second);
         for (int j = 0; j < past; j++) score[h][j] = lambda * score[h][j] - rest * scratch->second[j];
     }
 }

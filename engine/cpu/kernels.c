@@ -28,7 +28,7 @@ static int has_avx512bf16(void)
     const unsigned needed = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
     unsigned a, b, c, d;
     if (!has_avx2() || (saved_registers() & 0xe6) != 0xe6) return 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & needed) != needed) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & needed) != needed || (c & bit_AVX512VNNI) == 0) return 0;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5)) != 0;
 }
 #endif

@@ -533,26 +533,52 @@ void avx2_dot_tiles(const float *const *a, int rows, const float *tiles, int cou
     }
 }
 
-/* Rows in fours; the last four may hold rows that were taken before. */
-static void tile_hits(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
+/* Inner products of four entries with those of one tile, and which are above `threshold`. */
+INLINE void tile_hits(const float *tiles, const int32_t *entry, const float *tile, int d, float threshold,
                       float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above)
 {
-    const float *tile = tiles + (int64_t)at * d * 16;
     const __m256 bound = _mm256_set1_ps(threshold);
-    for (int first = 0; first < rows; first += 4) {
-        const float *a[4];
-        __m256 sum[4][2];
-        for (int r = 0; r < 4; r++) {
-            const int32_t from = column[first + r < rows ? first + r : rows - 1];
-            a[r] = tiles + (int64_t)(from / 16) * d * 16 + from % 16;
+    const float *a[4];
+    __m256 sum[4][2];
+    for (int r = 0; r < 4; r++) a[r] = tiles + (int64_t)(entry[r] / 16) * d * 16 + entry[r] % 16;
+    tile_sums(a, 16, 4, tile, d, sum);
+    for (int r = 0; r < 4; r++) {
+        _mm256_storeu_ps(dot[r], sum[r][0]);
+        _mm256_storeu_ps(dot[r] + LANES, sum[r][1]);
+        above[r] = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][0], bound, _CMP_GT_OQ)) |
+                   (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][1], bound, _CMP_GT_OQ)) << LANES;
+    }
+}
+
+/* Tile by tile from the newest; an entry leaves `pending` with its first hit. Without branches: where an entry finds
+ * its like is a toss-up. */
+static void newest_similar(const float *tiles, int n, int d, float threshold, int32_t *pending, int32_t *newest,
+                           float *product)
+{
+    int open = n;
+    for (int i = 0; i < n; i++) pending[i] = i;
+    for (int t = isinf(threshold) ? 0 : (n - 1) / 16; t >= 0 && open > 0; t--) {
+        const int begin = t * 16, lanes = n - begin < 16 ? n - begin : 16;
+        int left = 0;
+        for (int at = 0; at < open; at += 4) {
+            const int rows = open - at < 4 ? open - at : 4;
+            int32_t entry[4];
+            float dot[4][CPU_PAGE_ENTRIES];
+            uint32_t above[4];
+            for (int r = 0; r < 4; r++) entry[r] = pending[at + (r < rows ? r : 0)];
+            tile_hits(tiles, entry, tiles + (int64_t)begin * d, d, threshold, dot, above);
+            for (int r = 0; r < rows; r++) {
+                const int i = entry[r];
+                const uint32_t own = (uint32_t)(i / 16 == t) << i % 16;
+                const uint32_t hits = above[r] & ((1u << lanes) - 1) & ~own;
+                const int lane = 31 - __builtin_clz(hits | 1u);
+                newest[i] = begin + lane;
+                product[i] = dot[r][lane];
+                pending[left] = i;
+                left += hits == 0;
+            }
         }
-        tile_sums(a, 16, 4, tile, d, sum);
-        for (int r = 0; r < 4 && first + r < rows; r++) {
-            _mm256_storeu_ps(dot[first + r], sum[r][0]);
-            _mm256_storeu_ps(dot[first + r] + LANES, sum[r][1]);
-            above[first + r] = (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][0], bound, _CMP_GT_OQ)) |
-                               (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(sum[r][1], bound, _CMP_GT_OQ)) << LANES;
-        }
+        open = left;
     }
 }
 
@@ -566,7 +592,7 @@ const struct cpu_ops cpu_ops_avx2 = {
     .silu_mul = avx2_silu_mul,
     .compact = {.dot_rows = avx2_dot_rows,
                 .dot_tiles = avx2_dot_tiles,
-                .tile_hits = tile_hits,
+                .newest_similar = newest_similar,
                 .exp_rows = avx2_exp_rows},
 };
 #endif

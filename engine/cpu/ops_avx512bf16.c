@@ -277,34 +277,159 @@ static void avx512_attend(const struct attention *a)
 
 /* ---- similarity ---- */
 
-static void avx512_tile_hits(const float *tiles, const int32_t *column, int rows, int at, int d, float threshold,
-                             float (*dot)[CPU_PAGE_ENTRIES], uint32_t *above)
+/* Most pairs of unit keys are nowhere near the threshold. So a first pass takes their inner products from numbers
+ * rounded to whole 127ths, four a lane and instruction, and only what may be above is computed in float, from the
+ * newest on. */
+struct coarse {
+    int32_t *quad;    /* [tile][quads][16]: four signed numbers of one entry in each word */
+    int32_t *start;   /* [entry] takes back what +128 in every number of the other side adds to a product */
+    int32_t *pending; /* entries that have found none yet */
+    int32_t *found;   /* those that may have one in the tile at hand */
+    int32_t *hits;    /* the same entries' lanes of it */
+    int quads, bound; /* a product above the threshold is above `bound` here */
+};
+
+#define COARSE_ONE 127
+
+static struct coarse coarse_make(const float *tiles, int n, int d, float threshold, int32_t *scratch)
+{
+    const int count = (n + LANES_512 - 1) / LANES_512, padded = count * LANES_512, quads = (d + 3) / 4;
+    const struct coarse c = {.quad = scratch,
+                             .start = scratch + padded * quads,
+                             .pending = scratch + padded * (quads + 1),
+                             .found = scratch + padded * (quads + 2),
+                             .hits = scratch + padded * (quads + 3),
+                             .quads = quads,
+                             /* Rounding moves a product by at most half of either side's sum of sizes, which is at most
+                              * sqrt(d) for a unit key, and a quarter a number; 2 is for the float sum's own rounding. */
+                             .bound = (int)floorf(COARSE_ONE * COARSE_ONE * fminf(fmaxf(threshold, -2), 2) -
+                                                  COARSE_ONE * sqrtf((float)d) - (float)d / 4 - 2)};
+    const __m512 one = _mm512_set1_ps(COARSE_ONE);
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int t = 0; t < count; t++) {
+        __m512i sum = _mm512_set1_epi32(0);
+        for (int q = 0; q < quads; q++) {
+            __m512i word = _mm512_set1_epi32(0);
+            for (int k = 4 * q + 3; k >= 4 * q; k--) {
+                __m512i number = _mm512_set1_epi32(0);
+                if (k < d)
+                    number = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(tiles + ((int64_t)t * d + k) * 16), one));
+                sum = _mm512_sub_epi32(sum, number);
+                word = _mm512_or_si512(_mm512_slli_epi32(word, 8), _mm512_and_si512(number, byte));
+            }
+            _mm512_storeu_si512(c.quad + (t * quads + q) * LANES_512, word);
+        }
+        _mm512_storeu_si512(c.start + t * LANES_512, _mm512_slli_epi32(sum, 7));
+    }
+    return c;
+}
+
+/* above[r]: the lanes of tile t whose product with entry[r] may be above the threshold. */
+INLINE_512 void coarse_above(const struct coarse *c, const int32_t *entry, int t, int32_t *above)
 {
     enum { ROWS = 8 };
-    const float *tile = tiles + (int64_t)at * d * LANES_512;
+    const int32_t *row[ROWS], *tile = c->quad + t * c->quads * LANES_512;
+    const __m512i bound = _mm512_set1_epi32(c->bound), shift = _mm512_set1_epi32((int)0x80808080u);
+    __m512i sum[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+        row[r] = c->quad + entry[r] / LANES_512 * c->quads * LANES_512 + entry[r] % LANES_512;
+        sum[r] = _mm512_set1_epi32(c->start[entry[r]]);
+    }
+    for (int64_t q = 0; q < c->quads; q++) {
+        const __m512i lanes = _mm512_xor_si512(_mm512_loadu_si512(tile + q * LANES_512), shift);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+            sum[r] = _mm512_dpbusd_epi32(sum[r], lanes, _mm512_set1_epi32(row[r][q * LANES_512]));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) above[r] = _mm512_cmpgt_epi32_mask(sum[r], bound);
+}
+
+/* Parts `pending` by tile t in those that may have found theirs in it, whose number it returns, and the rest, which
+ * stay. */
+static int coarse_part(const struct coarse *c, int n, int t, int *open)
+{
+    const int begin = t * LANES_512;
+    const __m512i there = _mm512_set1_epi32(lanes_below(n - begin)), first = _mm512_set1_epi32(begin);
+    int left = 0, found = 0;
+    for (int at = 0; at < *open; at += LANES_512) {
+        int32_t above[LANES_512], *entry = c->pending + at; /* past the end: entries that were taken before */
+        coarse_above(c, entry, t, above);
+        coarse_above(c, entry + 8, t, above + 8);
+        const __m512i i = _mm512_loadu_si512(entry);
+        /* A shift by what is not 0...15 leaves nothing of bit 0, or a lane that the tile does not have. */
+        const __m512i own = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_sub_epi32(i, first));
+        const __m512i hits = _mm512_andnot_si512(own, _mm512_and_si512(_mm512_loadu_si512(above), there));
+        const __mmask16 valid = lanes_below(*open - at), some = _mm512_test_epi32_mask(hits, hits) & valid;
+        const __mmask16 none = (__mmask16)(valid & ~some);
+        _mm512_storeu_si512(c->found + found, _mm512_maskz_compress_epi32(some, i));
+        _mm512_storeu_si512(c->hits + found, _mm512_maskz_compress_epi32(some, hits));
+        found += __builtin_popcount(some);
+        _mm512_storeu_si512(c->pending + left, _mm512_maskz_compress_epi32(none, i));
+        left += __builtin_popcount(none);
+    }
+    *open = left;
+    return found;
+}
+
+/* Inner products of eight entries with those of one tile. */
+INLINE_512 void tile_products(const float *tiles, const int32_t *entry, const float *tile, int d, __m512 *sum)
+{
+    const float *a[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
+        a[r] = tiles + (int64_t)(entry[r] / LANES_512) * d * LANES_512 + entry[r] % LANES_512;
+        sum[r] = _mm512_setzero_ps();
+    }
+    for (int64_t k = 0; k < d; k++) {
+        const __m512 lanes = _mm512_loadu_ps(tile + k * LANES_512);
+#pragma GCC unroll 8
+        for (int r = 0; r < 8; r++) sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k * LANES_512]), lanes, sum[r]);
+    }
+}
+
+/* Settles those of `found` that are above the threshold in tile t; the others go back to `pending`. */
+static void found_settle(const struct coarse *c, const float *tiles, int d, float threshold, int t, int found,
+                         int *open, int32_t *newest, float *product)
+{
     const __m512 bound = _mm512_set1_ps(threshold);
-    for (int first = 0; first < rows; first += ROWS) {
-        const float *a[ROWS];
-        __m512 sum[ROWS];
+    for (int at = 0; at < found; at += 8) {
+        const int32_t *entry = c->found + at; /* past the end: entries that were taken before */
+        __m512 sum[8];
+        tile_products(tiles, entry, tiles + (int64_t)t * d * LANES_512, d, sum);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const int32_t from = column[first + r < rows ? first + r : rows - 1]; /* past the end: once more */
-            a[r] = tiles + (int64_t)(from / LANES_512) * d * LANES_512 + from % LANES_512;
-            sum[r] = _mm512_setzero_ps();
-        }
-        for (int64_t k = 0; k < d; k++) {
-            const __m512 entries = _mm512_loadu_ps(tile + k * LANES_512);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++)
-                sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k * LANES_512]), entries, sum[r]);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            if (first + r >= rows) break;
-            _mm512_storeu_ps(dot[first + r], sum[r]);
-            above[first + r] = _mm512_cmp_ps_mask(sum[r], bound, _CMP_GT_OQ);
+        for (int r = 0; r < 8; r++) {
+            if (at + r >= found) break;
+            float dot[LANES_512];
+            const int i = entry[r];
+            const uint32_t hits = (uint32_t)c->hits[at + r] & _mm512_cmp_ps_mask(sum[r], bound, _CMP_GT_OQ);
+            const int lane = 31 - __builtin_clz(hits | 1u);
+            _mm512_storeu_ps(dot, sum[r]);
+            newest[i] = t * LANES_512 + lane;
+            product[i] = dot[lane];
+            c->pending[*open] = i;
+            *open += hits == 0;
         }
     }
+}
+
+static void avx512_newest_similar(const float *tiles, int n, int d, float threshold, int32_t *scratch, int32_t *newest,
+                                  float *product)
+{
+    const struct coarse c = coarse_make(tiles, n, d, threshold, scratch);
+    int open = n;
+    for (int i = 0; i < n; i++) c.pending[i] = c.found[i] = i;
+    for (int i = n; i % LANES_512 != 0; i++) c.pending[i] = c.found[i] = 0;
+    for (int t = isinf(threshold) ? -1 : (n - 1) / LANES_512; t >= 0 && open > 0; t--) {
+        const int found = coarse_part(&c, n, t, &open);
+        found_settle(&c, tiles, d, threshold, t, found, &open, newest, product);
+    }
+    /* The rest takes entry 0. */
+    for (int at = 0; at < open; at++) c.found[at] = c.pending[at];
+    const int rest = open;
+    open = 0;
+    found_settle(&c, tiles, d, INFINITY, 0, rest, &open, newest, product);
 }
 
 const struct cpu_ops cpu_ops_avx512bf16 = {
@@ -317,7 +442,7 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .silu_mul = avx2_silu_mul,
     .compact = {.dot_rows = avx2_dot_rows,
                 .dot_tiles = avx2_dot_tiles,
-                .tile_hits = avx512_tile_hits,
+                .newest_similar = avx512_newest_similar,
                 .exp_rows = avx512_exp_rows},
     .to_half = avx512_to_half,
 };

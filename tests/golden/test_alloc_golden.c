@@ -368,7 +368,7 @@ START_TEST(scores_equal_reference)
         struct inputs in = inputs_of(row);
         const int past = in.n - in.window, is_rkv = golden_text(row, "kind")[0] == 'r';
         float *work = malloc((size_t)((in.n + 15) * (2 * in.d + 9) + 17 * in.d) * sizeof *work);
-        int32_t *relieved = malloc(2 * (size_t)in.n * sizeof *relieved);
+        int32_t *relieved = malloc((size_t)in.n * sizeof *relieved);
         float *imp = work, *pooled = imp + in.n, *red = pooled + in.n, *vector = red + in.n;
         float *logit = vector + 17 * in.d, *column = logit + 5 * (in.n + 15), *unit = column + in.n + 15;
         float *tiles = unit + (in.n + 15) * in.d;
@@ -384,7 +384,7 @@ START_TEST(scores_equal_reference)
             }
             const int is_first = strcmp(golden_text(row, "direction"), "first") == 0;
             score_redundancy(&kernels, tiles, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit,
-                             vector, relieved, column, red);
+                             vector, NULL, relieved, column, red);
             firsts += (size_t)is_first;
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);

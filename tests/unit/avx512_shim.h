@@ -180,4 +180,84 @@ SHIM __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b)
     return sum;
 }
 
+SHIM __m512i _mm512_cvtps_epi32(__m512 v)
+{
+    __m512i to;
+    for (int i = 0; i < 16; i++) to[i] = fabsf(v[i]) < 0x1p31f ? (int)nearbyintf(v[i]) : INT32_MIN;
+    return to;
+}
+
+SHIM void _mm512_storeu_si512(void *to, __m512i v)
+{
+    memcpy(to, &v, sizeof v);
+}
+
+SHIM __m512i _mm512_sub_epi32(__m512i a, __m512i b)
+{
+    return a - b;
+}
+
+SHIM __m512i _mm512_or_si512(__m512i a, __m512i b)
+{
+    return a | b;
+}
+
+SHIM __m512i _mm512_xor_si512(__m512i a, __m512i b)
+{
+    return a ^ b;
+}
+
+SHIM __m512i _mm512_and_si512(__m512i a, __m512i b)
+{
+    return a & b;
+}
+
+SHIM __m512i _mm512_andnot_si512(__m512i a, __m512i b)
+{
+    return ~a & b;
+}
+
+SHIM __m512i _mm512_slli_epi32(__m512i v, unsigned bits)
+{
+    for (int i = 0; i < 16; i++) v[i] = (int)((unsigned)v[i] << bits);
+    return v;
+}
+
+SHIM __m512i _mm512_sllv_epi32(__m512i v, __m512i bits)
+{
+    for (int i = 0; i < 16; i++) v[i] = (unsigned)bits[i] > 31 ? 0 : (int)((unsigned)v[i] << bits[i]);
+    return v;
+}
+
+SHIM __mmask16 _mm512_cmpgt_epi32_mask(__m512i a, __m512i b)
+{
+    unsigned mask = 0;
+    for (int i = 0; i < 16; i++) mask |= (unsigned)(a[i] > b[i]) << i;
+    return (__mmask16)mask;
+}
+
+SHIM __mmask16 _mm512_test_epi32_mask(__m512i a, __m512i b)
+{
+    unsigned mask = 0;
+    for (int i = 0; i < 16; i++) mask |= (unsigned)((a[i] & b[i]) != 0) << i;
+    return (__mmask16)mask;
+}
+
+SHIM __m512i _mm512_maskz_compress_epi32(__mmask16 mask, __m512i v)
+{
+    __m512i to = _mm512_set1_epi32(0);
+    for (int i = 0, at = 0; i < 16; i++) {
+        if (mask >> i & 1) to[at++] = v[i];
+    }
+    return to;
+}
+
+SHIM __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b)
+{
+    for (int i = 0; i < 16; i++) {
+        for (int byte = 0; byte < 32; byte += 8) sum[i] += (int)(uint8_t)(a[i] >> byte) * (int8_t)(b[i] >> byte);
+    }
+    return sum;
+}
+
 #endif

@@ -53,7 +53,7 @@ START_TEST(redundancy_equals_the_whole_matrix)
     static float keys[MOST * MOST_DIM], tiles[(MOST + 15) * MOST_DIM];
     static float unit[(MOST + 15) * MOST_DIM], vector[17 * MOST_DIM], column[MOST + 15], redundancy[MOST];
     static double wide[MOST][MOST_DIM], cosine[MOST][MOST];
-    int32_t relieved[2 * MOST];
+    int32_t relieved[MOST];
     int found_after = 0, found_before = 0, none = 0;
     state = 2;
     for (int round = 0; round < ROUNDS; round++) {
@@ -67,7 +67,7 @@ START_TEST(redundancy_equals_the_whole_matrix)
         }
         if (n > 3 && round % 5 == 0) memset(keys + 2 * d, 0, (size_t)d * sizeof *keys);
         score_tiles(keys, n, d, tiles);
-        score_redundancy(&kernels, tiles, n, d, (double)threshold, unit, vector, relieved, column, redundancy);
+        score_redundancy(&kernels, tiles, n, d, (double)threshold, unit, vector, NULL, relieved, column, redundancy);
 
         for (int i = 0; i < n; i++) {
             double square = 0;

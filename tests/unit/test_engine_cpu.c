@@ -413,43 +413,75 @@ START_TEST(tile_dots)
 }
 END_TEST
 
-/* As tile_dots: a sum does not depend on the rows beside it; the bits say which are above. */
-START_TEST(tile_hits)
+/* n unit keys in tiles, in loose families, so that products lie on both sides of any threshold. */
+static float *random_unit_tiles(int n, int d)
+{
+    const int count = (n + 15) / 16;
+    float *tiles = calloc((size_t)count * 16 * (size_t)d, sizeof *tiles);
+    float *family = random_floats((size_t)(4 * d)), *key = malloc((size_t)d * sizeof *key);
+    for (int i = 0; i < n; i++) {
+        double norm = 0;
+        for (int k = 0; k < d; k++) {
+            key[k] = family[i * 7 % 4 * d + k] + (1 + (float)(i % 5)) / 3 * random_float();
+            norm += (double)key[k] * (double)key[k];
+        }
+        for (int k = 0; k < d; k++) tiles[((ptrdiff_t)(i / 16) * d + k) * 16 + i % 16] = key[k] / (float)sqrt(norm);
+    }
+    free(family);
+    free(key);
+    return tiles;
+}
+
+/* In float, in order of k, as the kernels promise; fused or not, as the set has it. */
+static float tile_dot(const float *tiles, int d, int i, int j, int fused)
+{
+    float sum = 0;
+    for (int k = 0; k < d; k++) {
+        const float a = tiles[((ptrdiff_t)(i / 16) * d + k) * 16 + i % 16];
+        const float b = tiles[((ptrdiff_t)(j / 16) * d + k) * 16 + j % 16];
+        if (fused) sum = fmaf(a, b, sum);
+        else sum += a * b;
+    }
+    return sum;
+}
+
+START_TEST(newest_similar)
 {
     const struct cpu_ops *ops = set_at(_i);
     if (ops == NULL) return;
     const struct compact_kernels kernels = compact_kernels_of(&ops->compact);
-    enum { TILES = 3, ROWS = 21 };
-    for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
-        float *tiles = random_floats((size_t)(16 * TILES * d)), dot[ROWS + 1][16], one[1][16];
-        uint32_t above[ROWS + 1], alone;
-        int32_t column[ROWS];
-        for (int r = 0; r < ROWS; r++) column[r] = r * 13 % (16 * TILES);
-        for (int rows = 1; rows <= ROWS; rows++) {
-            const int at = rows % TILES;
-            dot[rows][0] = NAN;
-            above[rows] = 77;
-            kernels.tile_hits(tiles, column, rows, at, d, 0.1f, dot, above);
-            for (int r = 0; r < rows; r++) {
-                uint32_t expected = 0;
-                for (int j = 0; j < 16; j++) {
-                    double sum = 0;
-                    for (int k = 0; k < d; k++)
-                        sum += (double)tiles[(column[r] / 16 * d + k) * 16 + column[r] % 16] *
-                               (double)tiles[(at * d + k) * 16 + j];
-                    ck_assert_msg(fabs(sum - (double)dot[r][j]) < 1e-4, "%s rows %d d %d", ops->name, rows, d);
-                    expected |= (uint32_t)(dot[r][j] > 0.1f) << j;
-                }
-                ck_assert_uint_eq(above[r], expected);
-                kernels.tile_hits(tiles, column + r, 1, at, d, 0.1f, one, &alone);
-                ck_assert_mem_eq(one[0], dot[r], sizeof one[0]);
-                ck_assert_uint_eq(alone, expected);
+    const int fused = ops != &cpu_ops_plain;
+    static const int lengths[] = {1, 2, 15, 16, 17, 31, 40, 100, 161}, dims[] = {1, 3, 4, 16, 31, 32, 64, 128};
+    int64_t none = 0, some = 0;
+    for (int at = 0; at < 9 * 8; at++) {
+        const int n = lengths[at / 8], d = dims[at % 8];
+        float *tiles = random_unit_tiles(n, d);
+        /* Thresholds that products equal and miss by one bit, too. */
+        const float edge = tile_dot(tiles, d, n / 2, n / 3, fused);
+        const float thresholds[] = {0.5f, 0.8f, -0.2f, 0.0f, 1.0f, -1.0f, edge, nextafterf(edge, -2), INFINITY};
+        int32_t *scratch = malloc(COMPACT_SCAN_WORDS(n, d) * sizeof *scratch);
+        for (int t = 0; t < 9; t++) {
+            int32_t newest[162];
+            float product[162];
+            for (int i = 0; i <= n; i++) newest[i] = -7;
+            kernels.newest_similar(tiles, n, d, thresholds[t], scratch, newest, product);
+            for (int i = 0; i < n; i++) {
+                int expected = n - 1;
+                while (expected > 0 && (expected == i || !(tile_dot(tiles, d, i, expected, fused) > thresholds[t])))
+                    expected--;
+                ck_assert_msg(newest[i] == expected, "%s n %d d %d threshold %g: entry %d: expected %d, got %d",
+                              ops->name, n, d, (double)thresholds[t], i, expected, newest[i]);
+                if (expected != i) ck_assert(product[i] == tile_dot(tiles, d, i, expected, fused));
+                none += expected == 0;
+                some += expected != 0;
             }
-            ck_assert(isnan(dot[rows][0]));
-            ck_assert_uint_eq(above[rows], 77);
+            ck_assert_int_eq(newest[n], -7);
         }
+        free(scratch);
         free(tiles);
     }
+    ck_assert_int_gt(none, 3000);
+    ck_assert_int_gt(some, 3000);
 }
 END_TEST
 
@@ -511,7 +543,7 @@ int main(void)
     tcase_add_loop_test(tc, vectors, 0, SETS);
     tcase_add_loop_test(tc, dots, 0, SETS);
     tcase_add_loop_test(tc, tile_dots, 0, SETS);
-    tcase_add_loop_test(tc, tile_hits, 0, SETS);
+    tcase_add_loop_test(tc, newest_similar, 0, SETS);
     tcase_add_test(tc, sets_by_name);
     tcase_add_loop_test(tc, threads_take_each_item_once, 0, 3);
     suite_add_tcase(suite, tc);
