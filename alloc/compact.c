@@ -6,6 +6,7 @@
 
 #include "alloc/score.h"
 #include "alloc/select.h"
+#include "alloc/wide.h"
 #include "alloc/work.h"
 
 struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int max_window, int max_entries)
@@ -168,7 +169,7 @@ static int score_bad(float score)
 }
 
 /* Ranks of entries first ... past - 1 of one head, each score times `scale`. */
-static int head_rank(const struct policy *policy, int head, const float *score, int first, int past, float scale,
+KVF_WIDE static int head_rank(const struct policy *policy, int head, const float *score, int first, int past, float scale,
                      uint32_t *rank, struct kvf_err *err)
 {
     int bad = 0;

@@ -5,6 +5,7 @@
 
 #include "alloc/apportion.h"
 #include "alloc/select.h"
+#include "alloc/wide.h"
 
 void route_uniform(int heads, const int *entries, int64_t layer_budget, struct route *out)
 {
@@ -14,7 +15,7 @@ void route_uniform(int heads, const int *entries, int64_t layer_budget, struct r
     }
 }
 
-static int64_t count_from(const uint32_t *rank, int n, uint32_t threshold)
+KVF_WIDE static int64_t count_from(const uint32_t *rank, int n, uint32_t threshold)
 {
     int64_t count = 0;
     for (int j = 0; j < n; j++) count += rank[j] >= threshold;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "alloc/wide.h"
 #define DOT_LANES 8
 #define SCAN_ROWS 4 /* what one dot_tiles takes */
 
@@ -96,7 +97,7 @@ struct compact_kernels compact_kernels_plain(void)
 }
 
 /* Eight maxima and eight sums, as in dot_rows_plain. */
-float score_exp(const struct compact_kernels *kernels, float *x, int n)
+KVF_WIDE float score_exp(const struct compact_kernels *kernels, float *x, int n)
 {
     float top[DOT_LANES], sum[DOT_LANES] = {0};
     for (int lane = 0; lane < DOT_LANES; lane++) top[lane] = x[0];
@@ -130,7 +131,7 @@ static int tiles_of(int n)
     return (n + SCORE_TILE - 1) / SCORE_TILE;
 }
 
-void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
+KVF_WIDE void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
                       int rows, int64_t row_stride, int group, float *logit, float *importance)
 {
     const int count = tiles_of(past), padded = count * SCORE_TILE, all = rows * group;
@@ -158,7 +159,7 @@ void score_importance(const struct compact_kernels *kernels, const float *tiles,
     }
 }
 
-void score_max_pool(const float *in, int n, int kernel, float *out)
+KVF_WIDE void score_max_pool(const float *in, int n, int kernel, float *out)
 {
     memcpy(out, in, (size_t)n * sizeof *out);
     for (int shift = 1; shift <= kernel / 2 && shift < n; shift++) {
@@ -168,7 +169,7 @@ void score_max_pool(const float *in, int n, int kernel, float *out)
 }
 
 /* Every sum from its oldest neighbour on: equal neighbourhoods give equal floats, and ties stay ties. */
-void score_avg_pool(const float *in, int n, int kernel, float *out)
+KVF_WIDE void score_avg_pool(const float *in, int n, int kernel, float *out)
 {
     memset(out, 0, (size_t)n * sizeof *out);
     for (int shift = -(kernel / 2); shift <= kernel / 2; shift++) {
@@ -178,25 +179,28 @@ void score_avg_pool(const float *in, int n, int kernel, float *out)
     for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
 
+/* A row of a tile. The compiler keeps such a sum in registers, which it does not with an array. */
+typedef float tile_row __attribute__((vector_size(SCORE_TILE * sizeof(float)), aligned(sizeof(float)), may_alias));
+
 /* Unit keys of one tile, added to the lanes of their sum [d][16]; own: the inner product of each with itself [16]. */
-static void tile_normalise(const float *tile, int d, float *unit, float *lanes, float *own)
+KVF_WIDE static void tile_normalise(const float *tile, int d, float *unit, float *lanes, float *own)
 {
-    float norm[SCORE_TILE] = {0};
-    memset(own, 0, SCORE_TILE * sizeof *own);
-    for (int k = 0; k < d; k++)
-        for (int j = 0; j < SCORE_TILE; j++) norm[j] += tile[k * SCORE_TILE + j] * tile[k * SCORE_TILE + j];
-    for (int j = 0; j < SCORE_TILE; j++) norm[j] = 1.0f / (sqrtf(norm[j]) + 1e-8f);
+    const tile_row *in = (const tile_row *)tile;
+    tile_row *out = (tile_row *)unit, *sum = (tile_row *)lanes, norm = {0}, square = {0};
+    for (int k = 0; k < d; k++) norm += in[k] * in[k];
+    memcpy(own, &norm, sizeof norm);
+    for (int j = 0; j < SCORE_TILE; j++) own[j] = 1.0f / (sqrtf(own[j]) + 1e-8f);
+    memcpy(&norm, own, sizeof norm);
     for (int k = 0; k < d; k++) {
-        for (int j = 0; j < SCORE_TILE; j++) {
-            const float x = tile[k * SCORE_TILE + j] * norm[j];
-            unit[k * SCORE_TILE + j] = x;
-            lanes[k * SCORE_TILE + j] += x;
-            own[j] += x * x;
-        }
+        const tile_row x = in[k] * norm;
+        out[k] = x;
+        sum[k] += x;
+        square += x * x;
     }
+    memcpy(own, &square, sizeof square);
 }
 
-void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
+KVF_WIDE void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
                       float *unit, float *vector, int32_t *scan, int32_t *relieved, float *column,
                       float *redundancy)
 {

@@ -289,7 +289,8 @@ struct coarse {
     int quads, bound; /* a product above the threshold is above `bound` here */
 };
 
-#define COARSE_ONE 127
+#define COARSE_ONE  127
+#define COARSE_ROWS 8
 
 static struct coarse coarse_make(const float *tiles, int n, int d, float threshold, int32_t *scratch)
 {
@@ -327,23 +328,22 @@ static struct coarse coarse_make(const float *tiles, int n, int d, float thresho
 /* above[r]: the lanes of tile t whose product with entry[r] may be above the threshold. */
 INLINE_512 void coarse_above(const struct coarse *c, const int32_t *entry, int t, int32_t *above)
 {
-    enum { ROWS = 8 };
-    const int32_t *row[ROWS], *tile = c->quad + t * c->quads * LANES_512;
+    const int32_t *row[COARSE_ROWS], *tile = c->quad + t * c->quads * LANES_512;
     const __m512i bound = _mm512_set1_epi32(c->bound), shift = _mm512_set1_epi32((int)0x80808080u);
-    __m512i sum[ROWS];
+    __m512i sum[COARSE_ROWS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < COARSE_ROWS; r++) {
         row[r] = c->quad + entry[r] / LANES_512 * c->quads * LANES_512 + entry[r] % LANES_512;
         sum[r] = _mm512_set1_epi32(c->start[entry[r]]);
     }
     for (int64_t q = 0; q < c->quads; q++) {
         const __m512i lanes = _mm512_xor_si512(_mm512_loadu_si512(tile + q * LANES_512), shift);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < COARSE_ROWS; r++)
             sum[r] = _mm512_dpbusd_epi32(sum[r], lanes, _mm512_set1_epi32(row[r][q * LANES_512]));
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) above[r] = _mm512_cmpgt_epi32_mask(sum[r], bound);
+    for (int r = 0; r < COARSE_ROWS; r++) above[r] = _mm512_cmpgt_epi32_mask(sum[r], bound);
 }
 
 /* Parts `pending` by tile t in those that may have found theirs in it, whose number it returns, and the rest, which
@@ -354,9 +354,9 @@ static int coarse_part(const struct coarse *c, int n, int t, int *open)
     const __m512i there = _mm512_set1_epi32(lanes_below(n - begin)), first = _mm512_set1_epi32(begin);
     int left = 0, found = 0;
     for (int at = 0; at < *open; at += LANES_512) {
-        int32_t above[LANES_512], *entry = c->pending + at; /* past the end: entries that were taken before */
+        int32_t above[LANES_512] = {0}, *entry = c->pending + at; /* past the end: entries that were taken before */
         coarse_above(c, entry, t, above);
-        coarse_above(c, entry + 8, t, above + 8);
+        if (*open - at > COARSE_ROWS) coarse_above(c, entry + COARSE_ROWS, t, above + COARSE_ROWS);
         const __m512i i = _mm512_loadu_si512(entry);
         /* A shift by what is not 0...15 leaves nothing of bit 0, or a lane that the tile does not have. */
         const __m512i own = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_sub_epi32(i, first));
@@ -373,19 +373,22 @@ static int coarse_part(const struct coarse *c, int n, int t, int *open)
     return found;
 }
 
-/* Inner products of eight entries with those of one tile. */
+#define SETTLE_ROWS 4 /* as many sums as a multiply-add takes cycles */
+
+/* Inner products of four entries with those of one tile. */
 INLINE_512 void tile_products(const float *tiles, const int32_t *entry, const float *tile, int d, __m512 *sum)
 {
-    const float *a[8];
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) {
+    const float *a[SETTLE_ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < SETTLE_ROWS; r++) {
         a[r] = tiles + (int64_t)(entry[r] / LANES_512) * d * LANES_512 + entry[r] % LANES_512;
         sum[r] = _mm512_setzero_ps();
     }
     for (int64_t k = 0; k < d; k++) {
         const __m512 lanes = _mm512_loadu_ps(tile + k * LANES_512);
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k * LANES_512]), lanes, sum[r]);
+#pragma GCC unroll 4
+        for (int r = 0; r < SETTLE_ROWS; r++)
+            sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k * LANES_512]), lanes, sum[r]);
     }
 }
 
@@ -394,12 +397,12 @@ static void found_settle(const struct coarse *c, const float *tiles, int d, floa
                          int *open, int32_t *newest, float *product)
 {
     const __m512 bound = _mm512_set1_ps(threshold);
-    for (int at = 0; at < found; at += 8) {
+    for (int at = 0; at < found; at += SETTLE_ROWS) {
         const int32_t *entry = c->found + at; /* past the end: entries that were taken before */
-        __m512 sum[8];
+        __m512 sum[SETTLE_ROWS];
         tile_products(tiles, entry, tiles + (int64_t)t * d * LANES_512, d, sum);
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < SETTLE_ROWS; r++) {
             if (at + r >= found) break;
             float dot[LANES_512];
             const int i = entry[r];

@@ -4,6 +4,7 @@
 
 #include "alloc/plan.h"
 #include "alloc/scorer.h"
+#include "alloc/wide.h"
 #include "engine/cpu/pool.h"
 #include "engine/kv/kv_internal.h"
 
@@ -44,7 +45,7 @@ static uint64_t layer_key(uint64_t seed, int layer)
 }
 
 /* Keys of one head as tiles: its pages' own layout, one after the other, with zeros where no entry is. */
-static void tiles_gather(const struct kv_pool *pool, const struct kv_list *list, float *tiles)
+KVF_WIDE static void tiles_gather(const struct kv_pool *pool, const struct kv_list *list, float *tiles)
 {
     int dim = pool->shape.head_dim, numbers = dim * KV_PAGE_ENTRIES;
     for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES, tiles += numbers) {
@@ -177,6 +178,7 @@ struct compaction {
     struct kv_pool *pool;
     struct kv_due *due;
     const struct compact_kernels *kernels;
+    int items;
 };
 
 /* Freed pages stay in their list until due_settle: only the lists of this layer are touched. */
@@ -207,6 +209,20 @@ static int layer_measure(const struct compaction *c, int item, struct kv_scratch
     return rc == 0 ? 0 : layer_fail(err, rc, layer);
 }
 
+/* Pages lie anywhere, and nothing has touched most of them since the last step: they are called for one item ahead. */
+static void item_fetch(const struct compaction *c, int item)
+{
+    const struct kv_pool *pool = c->pool;
+    if (item >= c->items) return;
+    for (int h = 0; h < pool->shape.kv_heads; h++) {
+        const struct kv_seq *seq = c->due[item / pool->shape.layers].seq;
+        const struct kv_list *list = kv_list_of(pool, seq, item % pool->shape.layers, h);
+        for (int page = 0; page < kv_pages_of(list->entries); page++)
+            for (int64_t byte = 0; byte < pool->page_bytes; byte += 64)
+                __builtin_prefetch(list->pages[page] + byte, 1, 2);
+    }
+}
+
 /* Items: one layer of one sequence. */
 static void measure_item(void *arg, int item, int thread)
 {
@@ -219,6 +235,8 @@ static void compact_item(void *arg, int item, int thread)
 {
     const struct compaction *c = arg;
     if (c->pool->plan_rc[item / c->pool->shape.layers] != 0) return;
+    if (item < c->pool->threads) item_fetch(c, item);
+    item_fetch(c, item + c->pool->threads);
     c->pool->layer_rc[item] = layer_compact(c, item, &c->pool->scratch[thread], NULL);
 }
 
@@ -276,8 +294,9 @@ static void items_run(struct compaction *c, void (*work)(void *, int, int), int 
 void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struct compact_kernels *kernels,
                 struct pool *threads)
 {
-    struct compaction compaction = {pool, due, kernels};
-    int items = count * pool->shape.layers, online = 0;
+    const int items = count * pool->shape.layers;
+    struct compaction compaction = {pool, due, kernels, items};
+    int online = 0;
     for (int i = 0; i < count; i++) {
         due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);
         online |= policy_plan_is_online(due[i].policy);

@@ -128,13 +128,15 @@ START_TEST(selection_equals_sorting)
 {
     state = 4;
     for (int round = 0; round < ROUNDS; round++) {
-        float scores[MOST];
-        uint32_t rank[MOST];
-        int32_t out[MOST];
-        const int n = next_int(1, MOST), k = next_int(0, n);
+        enum { MOST_SELECTED = 300 };
+        float scores[MOST_SELECTED];
+        uint32_t rank[MOST_SELECTED];
+        int32_t out[MOST_SELECTED];
+        const int n = next_int(1, MOST_SELECTED), k = next_int(0, n);
         static const float special[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e-45f};
         for (int j = 0; j < n; j++) {
-            scores[j] = round % 3 == 0 ? (float)next_int(-3, 3) : next_value();
+            scores[j] = round % 3 == 0 ? (float)next_int(-3, 3) : next_value() * (round % 4 == 1 ? 1e-3f : 1.0f);
+            if (round % 4 == 3) scores[j] = 1.0f + scores[j] * 1e-5f; /* few bits differ */
             if (round % 2 == 0 && next_int(0, 9) == 0) scores[j] = special[next_int(0, 5)];
             rank[j] = score_rank(scores[j]);
         }
