@@ -17,11 +17,11 @@ static void softmax_add(const struct compact_kernels *kernels, const float *quer
     for (int j = 0; j < counted; j++) sum[j] += row[j] * share;
 }
 
-const float *attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head)
+struct compact_tiles attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head)
 {
     if (in->key_tiles != NULL) return in->key_tiles[head];
     score_tiles(in->keys[head], in->entries[head], in->head_dim, scratch->tile);
-    return scratch->tile;
+    return (struct compact_tiles){scratch->tile_at, PAGE_F32};
 }
 
 void attention_pooled(const struct policy *policy, enum policy_reduce method, const struct compact_input *in,
@@ -34,8 +34,8 @@ void attention_pooled(const struct policy *policy, enum policy_reduce method, co
     const float *queries = in->queries + (in->query_rows - window) * stride + (int64_t)head * group * d;
     float *attention = scratch->second;
     if (reduce == REDUCE_MAX_LOGIT) {
-        score_importance(kernels, attention_tiles(in, scratch, head), past, d, queries, window, stride, group,
-                         scratch->row, attention);
+        const struct compact_tiles tiles = attention_tiles(in, scratch, head);
+        score_importance(kernels, &tiles, past, d, queries, window, stride, group, scratch->row, attention);
     } else {
         const int is_max = reduce == REDUCE_MAX_PROB;
         const float weight = 1.0f / (float)(is_max ? window : window * group);

@@ -21,6 +21,6 @@ void attention_newest(const struct compact_input *in, const struct compact_kerne
                       struct score_scratch *scratch, int head, float *out);
 
 /* The head's keys as tiles: those given, or made in scratch->tile. */
-const float *attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head);
+struct compact_tiles attention_tiles(const struct compact_input *in, struct score_scratch *scratch, int head);
 
 #endif

@@ -22,14 +22,18 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->max_window = max_window;
     work->max_entries = max_entries;
     const size_t padded = (n + SCORE_TILE - 1) / SCORE_TILE * SCORE_TILE;
-    const size_t words = 5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n +
-                         COMPACT_SCAN_WORDS(n, d) + 3 * heads * n;
-    float *at = malloc(words * sizeof *at);
-    if (at == NULL) {
+    const size_t words =
+        5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n + COMPACT_SCAN_WORDS(n, d) + 3 * heads * n;
+    const size_t tiles = padded / SCORE_TILE, bytes = 2 * tiles * sizeof(void *) + words * sizeof(float);
+    const void **tile_at = malloc(bytes);
+    if (tile_at == NULL) {
         free(work);
         return NULL;
     }
-    work->bytes = (int64_t)(sizeof *work + words * sizeof *at);
+    work->bytes = (int64_t)(sizeof *work + bytes);
+    work->scratch.tile_at = tile_at;
+    work->scratch.unit_at = tile_at + tiles;
+    float *at = (float *)(tile_at + 2 * tiles);
     work->scratch.row = at;
     work->scratch.first = at += 5 * padded;
     work->scratch.second = at += n;
@@ -41,6 +45,10 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->scratch.marker = (int32_t *)(at += padded);
     work->scratch.scan = (int32_t *)(at += n);
     at += COMPACT_SCAN_WORDS(n, d);
+    for (size_t t = 0; t < tiles; t++) {
+        work->scratch.tile_at[t] = work->scratch.tile + t * d * SCORE_TILE;
+        work->scratch.unit_at[t] = work->scratch.unit + t * d * SCORE_TILE;
+    }
     for (size_t h = 0; h < heads; h++) work->score[h] = at + h * n;
     work->rank = (uint32_t *)(at += heads * n);
     work->kept = (int32_t *)(at += heads * n);
@@ -50,7 +58,7 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
 void compact_work_destroy(struct compact_work **work)
 {
     if (*work == NULL) return;
-    free((*work)->scratch.row);
+    free((*work)->scratch.tile_at);
     free(*work);
     *work = NULL;
 }
@@ -169,8 +177,8 @@ static int score_bad(float score)
 }
 
 /* Ranks of entries first ... past - 1 of one head, each score times `scale`. */
-KVF_WIDE static int head_rank(const struct policy *policy, int head, const float *score, int first, int past, float scale,
-                     uint32_t *rank, struct kvf_err *err)
+KVF_WIDE static int head_rank(const struct policy *policy, int head, const float *score, int first, int past,
+                              float scale, uint32_t *rank, struct kvf_err *err)
 {
     int bad = 0;
     for (int j = first; j < past; j++) {

@@ -11,19 +11,32 @@
 #include "alloc/err.h"
 #include "alloc/policy.h"
 
+/* How a page of the cache stores its numbers. */
+enum page_kind {
+    PAGE_F32,  /* float */
+    PAGE_BF16, /* uint16: the upper half of a float */
+};
+
+/* Keys of one head as the cache stores them: tile t holds number k of entry 16 t + j at [k * 16 + j]. What no entry
+ * fills may be anything. */
+struct compact_tiles {
+    const void *const *at; /* [entry / 16 rounded up] -> [head_dim][16] */
+    enum page_kind kind;
+};
+
 #define COMPACT_SCAN_WORDS(n, d) (((size_t)(n) + 15) / 16 * 16 * (((size_t)(d) + 3) / 4 + 5))
 
 /* The loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
 struct compact_kernels {
     /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
-    /* out[r * out_stride + j] = sum over k, in order, of a[r][k] * tiles[j / 16][k][j % 16], r < rows <= 4, j < 16 *
-     * count: up to four vectors against columns of 16 entries, laid out as a page of the cache lays out keys. */
-    void (*dot_tiles)(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
+    /* out[r * out_stride + j] = sum over k, in order, of a[r][k] times number k of entry j, r < rows <= 4, j < 16 *
+     * count: up to four vectors against the entries of `count` tiles. */
+    void (*dot_tiles)(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
                       int64_t out_stride);
-    /* For each entry i of n in `tiles` (as above, what is past n being 0): newest[i], the last other entry whose inner
-     * product with it is above `threshold`, entry 0 where there is none (INFINITY: there is none), and product[i], that
-     * inner product, a sum over k in order. scratch: COMPACT_SCAN_WORDS(n, d). */
+    /* For each entry i of n in `tiles` (float tiles, one after the other; what is past n being 0): newest[i], the last
+     * other entry whose inner product with it is above `threshold`, entry 0 where there is none (INFINITY: there is
+     * none), and product[i], that inner product, a sum over k in order. scratch: COMPACT_SCAN_WORDS(n, d). */
     void (*newest_similar)(const float *tiles, int n, int d, float threshold, int32_t *scratch, int32_t *newest,
                            float *product);
     /* out[i] = exp(in[i]), in <= 0; in == out is allowed. */
@@ -34,11 +47,10 @@ struct compact_input {
     int kv_heads;
     int group; /* query heads per kv head */
     int head_dim;
-    const float *const *keys;        /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
-    const float *const *key_tiles;   /* the same keys as the cache stores them, [kv_head] -> [entry / 16][head_dim][16],
-                                      * what no entry fills being 0; may be NULL. Where they are given, `keys` may be
-                                      * NULL unless compact_reads_rows */
-    const float *const *values;      /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
+    const float *const *keys;              /* [kv_head] -> [entry][head_dim], after RoPE, oldest first */
+    const struct compact_tiles *key_tiles; /* [kv_head] the same keys as the cache stores them; may be NULL. Where they
+                                            * are given, `keys` may be NULL unless compact_reads_rows */
+    const float *const *values;            /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
     const float *const *mass;        /* [kv_head] -> [entry] attention received since the entry was appended: the sum
                                       * over steps of the mean over the group of the softmax; NULL unless needed */
     const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */

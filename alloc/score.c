@@ -4,7 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "alloc/scorer.h"
 #include "alloc/wide.h"
+
 #define DOT_LANES 8
 #define SCAN_ROWS 4 /* what one dot_tiles takes */
 
@@ -21,19 +23,43 @@ static void dot_rows_plain(const float *a, const float *rows, int n, int d, floa
     }
 }
 
-static void dot_tiles_plain(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
-                            int64_t out_stride)
+/* A row of a tile. The compiler keeps such a sum in registers, which it does not with an array. */
+typedef float tile_row __attribute__((vector_size(SCORE_TILE * sizeof(float)), aligned(sizeof(float)), may_alias));
+typedef uint32_t tile_bits __attribute__((vector_size(SCORE_TILE * sizeof(uint32_t))));
+typedef uint16_t tile_half
+    __attribute__((vector_size(SCORE_TILE * sizeof(uint16_t)), aligned(sizeof(uint16_t)), may_alias));
+
+#define ROW_INLINE static inline __attribute__((always_inline))
+
+ROW_INLINE void row_read(enum page_kind kind, const void *tile, int k, tile_row *row)
 {
-    for (int t = 0; t < count; t++, tiles += (int64_t)d * SCORE_TILE) {
-        for (int r = 0; r < rows; r++) {
-            float sum[SCORE_TILE] = {0};
-            for (int k = 0; k < d; k++) {
-                const float x = a[r][k];
-                for (int lane = 0; lane < SCORE_TILE; lane++) sum[lane] += x * tiles[k * SCORE_TILE + lane];
-            }
-            memcpy(out + r * out_stride + t * SCORE_TILE, sum, sizeof sum);
-        }
+    if (kind == PAGE_F32)
+        *row = ((const tile_row *)tile)[k];
+    else
+        *row = (tile_row)(__builtin_convertvector(((const tile_half *)tile)[k], tile_bits) << 16);
+}
+
+ROW_INLINE void dot_tile(enum page_kind kind, const float *a, const void *tile, int d, float *out)
+{
+    tile_row sum = {0}, row;
+    for (int k = 0; k < d; k++) {
+        row_read(kind, tile, k, &row);
+        sum += a[k] * row;
     }
+    memcpy(out, &sum, sizeof sum);
+}
+
+static void dot_tiles_plain(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d,
+                            float *out, int64_t out_stride)
+{
+    for (int t = 0; t < count; t++)
+        for (int r = 0; r < rows; r++) {
+            float *to = out + r * out_stride + t * SCORE_TILE;
+            if (tiles->kind == PAGE_F32)
+                dot_tile(PAGE_F32, a[r], tiles->at[t], d, to);
+            else
+                dot_tile(PAGE_BF16, a[r], tiles->at[t], d, to);
+        }
 }
 
 static void newest_similar_plain(const float *tiles, int n, int d, float threshold, int32_t *scratch, int32_t *newest,
@@ -131,8 +157,9 @@ static int tiles_of(int n)
     return (n + SCORE_TILE - 1) / SCORE_TILE;
 }
 
-KVF_WIDE void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
-                      int rows, int64_t row_stride, int group, float *logit, float *importance)
+KVF_WIDE void score_importance(const struct compact_kernels *kernels, const struct compact_tiles *tiles, int past,
+                               int d, const float *queries, int rows, int64_t row_stride, int group, float *logit,
+                               float *importance)
 {
     const int count = tiles_of(past), padded = count * SCORE_TILE, all = rows * group;
     const float scale = 1.0f / sqrtf((float)d);
@@ -179,40 +206,49 @@ KVF_WIDE void score_avg_pool(const float *in, int n, int kernel, float *out)
     for (int j = 0; j < n; j++) out[j] /= (float)kernel;
 }
 
-/* A row of a tile. The compiler keeps such a sum in registers, which it does not with an array. */
-typedef float tile_row __attribute__((vector_size(SCORE_TILE * sizeof(float)), aligned(sizeof(float)), may_alias));
-
-/* Unit keys of one tile, added to the lanes of their sum [d][16]; own: the inner product of each with itself [16]. */
-KVF_WIDE static void tile_normalise(const float *tile, int d, float *unit, float *lanes, float *own)
+/* Unit keys of one tile, added to the lanes of their sum [d][16]; own: the inner product of each with itself [16]. What
+ * lies past the first `entries` becomes 0. */
+ROW_INLINE void tile_normalise(enum page_kind kind, const void *tile, int entries, int d, float *unit, float *lanes,
+                               float *own)
 {
-    const tile_row *in = (const tile_row *)tile;
-    tile_row *out = (tile_row *)unit, *sum = (tile_row *)lanes, norm = {0}, square = {0};
-    for (int k = 0; k < d; k++) norm += in[k] * in[k];
+    tile_row *out = (tile_row *)unit, *sum = (tile_row *)lanes, norm = {0}, square = {0}, row;
+    tile_bits there;
+    for (int j = 0; j < SCORE_TILE; j++) there[j] = j < entries ? UINT32_MAX : 0;
+    for (int k = 0; k < d; k++) {
+        row_read(kind, tile, k, &row);
+        norm += row * row;
+    }
     memcpy(own, &norm, sizeof norm);
     for (int j = 0; j < SCORE_TILE; j++) own[j] = 1.0f / (sqrtf(own[j]) + 1e-8f);
     memcpy(&norm, own, sizeof norm);
     for (int k = 0; k < d; k++) {
-        const tile_row x = in[k] * norm;
-        out[k] = x;
-        sum[k] += x;
-        square += x * x;
+        row_read(kind, tile, k, &row);
+        row = (tile_row)((tile_bits)(row * norm) & there);
+        out[k] = row;
+        sum[k] += row;
+        square += row * row;
     }
     memcpy(own, &square, sizeof square);
 }
 
-KVF_WIDE void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
-                      float *unit, float *vector, int32_t *scan, int32_t *relieved, float *column,
-                      float *redundancy)
+KVF_WIDE static void tiles_normalise(const struct compact_tiles *tiles, int n, int d, float *unit, float *lanes,
+                                     float *own)
 {
-    const int count = tiles_of(n);
-    float *sum = vector, *lanes = vector + d;
-    memset(lanes, 0, (size_t)d * SCORE_TILE * sizeof *lanes);
-    for (int t = 0; t < count; t++) {
-        const int64_t at = (int64_t)t * d * SCORE_TILE;
-        float own[SCORE_TILE];
-        tile_normalise(tiles + at, d, unit + at, lanes, own);
-        for (int j = 0; j < SCORE_TILE && t * SCORE_TILE + j < n; j++) redundancy[t * SCORE_TILE + j] = own[j];
+    for (int t = 0, left = n; left > 0; t++, left -= SCORE_TILE, unit += (int64_t)d * SCORE_TILE, own += SCORE_TILE) {
+        if (tiles->kind == PAGE_F32)
+            tile_normalise(PAGE_F32, tiles->at[t], left, d, unit, lanes, own);
+        else
+            tile_normalise(PAGE_BF16, tiles->at[t], left, d, unit, lanes, own);
     }
+}
+
+KVF_WIDE void score_redundancy(const struct compact_kernels *kernels, const struct compact_tiles *tiles, int n, int d,
+                               double threshold, struct score_scratch *scratch, float *redundancy)
+{
+    float *sum = scratch->vector, *lanes = sum + d, *own = scratch->row, *column = scratch->column;
+    int32_t *relieved = scratch->marker;
+    memset(lanes, 0, (size_t)d * SCORE_TILE * sizeof *lanes);
+    tiles_normalise(tiles, n, d, scratch->unit, lanes, own);
     for (int k = 0; k < d; k++) {
         const float *lane = lanes + k * SCORE_TILE;
         float half[DOT_LANES];
@@ -220,9 +256,10 @@ KVF_WIDE void score_redundancy(const struct compact_kernels *kernels, const floa
         sum[k] = ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
     }
     const float *one = sum;
-    kernels->dot_tiles(&one, 1, unit, count, d, column, 0);
-    for (int j = 0; j < n; j++) column[j] -= redundancy[j]; /* the diagonal */
-    kernels->newest_similar(unit, n, d, (float)threshold, scan, relieved, redundancy);
+    const struct compact_tiles unit = {scratch->unit_at, PAGE_F32};
+    kernels->dot_tiles(&one, 1, &unit, tiles_of(n), d, column, 0);
+    for (int j = 0; j < n; j++) column[j] -= own[j]; /* the diagonal */
+    kernels->newest_similar(scratch->unit, n, d, (float)threshold, scratch->scan, relieved, redundancy);
     for (int i = 0; i < n; i++)
         if (relieved[i] != i) column[relieved[i]] -= redundancy[i];
     for (int j = 0; j < n; j++) redundancy[j] = column[j] /= (float)n;

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include "alloc/compact.h"
 
+struct score_scratch; /* scorer.h */
+
 /* The plain C members for what the engine did not lend. */
 struct compact_kernels compact_kernels_plain(void);
 
@@ -20,8 +22,8 @@ void score_tiles(const float *keys, int n, int d, float *tiles);
 /* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
  * tiles: of `past` or more keys; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch
  * [5 * (past rounded up to 16)]. */
-void score_importance(const struct compact_kernels *kernels, const float *tiles, int past, int d, const float *queries,
-                      int rows, int64_t row_stride, int group, float *logit, float *importance);
+void score_importance(const struct compact_kernels *kernels, const struct compact_tiles *tiles, int past, int d,
+                      const float *queries, int rows, int64_t row_stride, int group, float *logit, float *importance);
 
 /* out[j] = max of in[j - kernel/2 ... j + kernel/2] inside 0...n-1. */
 void score_max_pool(const float *in, int n, int kernel, float *out);
@@ -30,12 +32,11 @@ void score_avg_pool(const float *in, int n, int kernel, float *out);
 
 /* redundancy[j], j < n: softmax over entries of the column means of the cosine matrix, its diagonal and, in every row,
  * the most recent entry more similar than `threshold` (entry 0 where there is none) counted as 0. The matrix never
- * exists: column sums come from the sum of all unit keys, and newest_similar finds what a row exempts. Threshold INFINITY:
- * nothing is similar. tiles: of the n keys, as score_tiles; unit: scratch of the same size; vector: scratch [17 * d];
- * scan: scratch of newest_similar; relieved: the entry that each row exempts [n]; column: [n rounded up to 16]. */
-void score_redundancy(const struct compact_kernels *kernels, const float *tiles, int n, int d, double threshold,
-                      float *unit, float *vector, int32_t *scan, int32_t *relieved, float *column,
-                      float *redundancy);
+ * exists: column sums come from the sum of all unit keys, and newest_similar finds what a row exempts. Threshold
+ * INFINITY: nothing is similar. Uses scratch unit, vector, column, scan, and marker: the entry that each row exempts.
+ */
+void score_redundancy(const struct compact_kernels *kernels, const struct compact_tiles *tiles, int n, int d,
+                      double threshold, struct score_scratch *scratch, float *redundancy);
 
 /* sum_k |x[k]|, k < d. */
 float score_l1(const float *x, int d);

@@ -24,16 +24,18 @@ enum scorer_needs {
 /* Scratch for the largest layer, padded = max_entries rounded up to 16; a scorer may use all of it, nothing in it
  * survives a call. */
 struct score_scratch {
-    float *row;      /* [5 * padded] */
-    float *first;    /* [max_entries] */
-    float *second;   /* [max_entries] */
-    float *tile;     /* [padded / 16][head_dim][16] */
-    float *unit;     /* [padded][head_dim], or as tile */
-    float *vector;   /* [17 * head_dim] */
-    float *matrix;   /* [head_dim][head_dim] */
-    float *column;   /* [padded] */
-    int32_t *marker; /* [max_entries] */
-    int32_t *scan;   /* COMPACT_SCAN_WORDS(max_entries, head_dim) */
+    float *row;           /* [5 * padded] */
+    float *first;         /* [max_entries] */
+    float *second;        /* [max_entries] */
+    float *tile;          /* [padded / 16][head_dim][16] */
+    float *unit;          /* [padded][head_dim], or as tile */
+    const void **tile_at; /* [padded / 16] into tile, not to be written */
+    const void **unit_at; /* the same of unit */
+    float *vector;        /* [17 * head_dim] */
+    float *matrix;        /* [head_dim][head_dim] */
+    float *column;        /* [padded] */
+    int32_t *marker;      /* [max_entries] */
+    int32_t *scan;        /* COMPACT_SCAN_WORDS(max_entries, head_dim) */
 };
 
 struct scorer {

@@ -7,7 +7,8 @@
 #define DIGIT_BITS 8
 #define FEW        64
 
-/* Of `rank`, those that agree with `prefix` above bit `shift`; at most FEW; one more place takes what follows the last. */
+/* Of `rank`, those that agree with `prefix` above bit `shift`; at most FEW; one more place takes what follows the last.
+ */
 KVF_WIDE static int survivors_take(const uint32_t *rank, int n, uint32_t prefix, int shift, uint32_t *few)
 {
     int count = 0;

@@ -16,8 +16,8 @@ static void rkv_score(const struct policy *policy, const struct compact_input *i
         if (past < 1) continue;
         attention_pooled(policy, REDUCE_MAX_LOGIT, in, kernels, scratch, h, window, score[h]);
         if (policy->lambda == 1) continue;
-        score_redundancy(kernels, attention_tiles(in, scratch, h), n, in->head_dim, similarity, scratch->unit,
-                         scratch->vector, scratch->scan, scratch->marker, scratch->column, scratch->second);
+        const struct compact_tiles tiles = attention_tiles(in, scratch, h);
+        score_redundancy(kernels, &tiles, n, in->head_dim, similarity, scratch, scratch->second);
         for (int j = 0; j < past; j++) score[h][j] = lambda * score[h][j] - rest * scratch->second[j];
     }
 }

@@ -42,12 +42,7 @@ struct gemm {
     int add; /* out += instead of out = */
 };
 
-/* How a page of the cache stores its numbers: key[head_dim][16], then value[16][head_dim]. */
-enum page_kind {
-    PAGE_F32,  /* float */
-    PAGE_BF16, /* uint16: the upper half of a float */
-};
-
+/* A page of the cache: key[head_dim][16], then value[16][head_dim]. */
 struct attention {
     const float *query; /* [group][head_dim] */
     enum page_kind kind;

@@ -486,12 +486,13 @@ void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out)
 }
 
 /* Element k of row r is a[r][k * step]. */
-INLINE void tile_sums(const float *const *a, int64_t step, int rows, const float *tile, int d, __m256 sum[4][2])
+INLINE void tile_sums(enum page_kind kind, const float *const *a, int64_t step, int rows, const void *tile, int d,
+                      __m256 sum[4][2])
 {
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < d; k++) {
-        __m256 low = _mm256_loadu_ps(tile + k * 16), high = _mm256_loadu_ps(tile + k * 16 + LANES);
+        __m256 low = page_lanes(kind, tile, k * 16), high = page_lanes(kind, tile, k * 16 + LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m256 x = _mm256_broadcast_ss(a[r] + k * step);
@@ -501,10 +502,11 @@ INLINE void tile_sums(const float *const *a, int64_t step, int rows, const float
     }
 }
 
-INLINE void dot_tile(const float *const *a, int rows, const float *tile, int d, float *out, int64_t out_stride)
+INLINE void dot_tile(enum page_kind kind, const float *const *a, int rows, const void *tile, int d, float *out,
+                     int64_t out_stride)
 {
     __m256 sum[4][2];
-    tile_sums(a, 1, rows, tile, d, sum);
+    tile_sums(kind, a, 1, rows, tile, d, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         _mm256_storeu_ps(out + r * out_stride, sum[r][0]);
@@ -512,25 +514,34 @@ INLINE void dot_tile(const float *const *a, int rows, const float *tile, int d, 
     }
 }
 
-void avx2_dot_tiles(const float *const *a, int rows, const float *tiles, int count, int d, float *out,
-                    int64_t out_stride)
+INLINE void dot_tiles_kind(enum page_kind kind, const float *const *a, int rows, const void *const *tiles, int count,
+                           int d, float *out, int64_t out_stride)
 {
-    for (int t = 0; t < count; t++, tiles += (int64_t)d * 16, out += 16) {
+    for (int t = 0; t < count; t++, out += 16) {
         switch (rows) {
         case 4:
-            dot_tile(a, 4, tiles, d, out, out_stride);
+            dot_tile(kind, a, 4, tiles[t], d, out, out_stride);
             break;
         case 3:
-            dot_tile(a, 3, tiles, d, out, out_stride);
+            dot_tile(kind, a, 3, tiles[t], d, out, out_stride);
             break;
         case 2:
-            dot_tile(a, 2, tiles, d, out, out_stride);
+            dot_tile(kind, a, 2, tiles[t], d, out, out_stride);
             break;
         default:
-            dot_tile(a, 1, tiles, d, out, out_stride);
+            dot_tile(kind, a, 1, tiles[t], d, out, out_stride);
             break;
         }
     }
+}
+
+void avx2_dot_tiles(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
+                    int64_t out_stride)
+{
+    if (tiles->kind == PAGE_F32)
+        dot_tiles_kind(PAGE_F32, a, rows, tiles->at, count, d, out, out_stride);
+    else
+        dot_tiles_kind(PAGE_BF16, a, rows, tiles->at, count, d, out, out_stride);
 }
 
 /* Inner products of four entries with those of one tile, and which are above `threshold`. */
@@ -541,7 +552,7 @@ INLINE void tile_hits(const float *tiles, const int32_t *entry, const float *til
     const float *a[4];
     __m256 sum[4][2];
     for (int r = 0; r < 4; r++) a[r] = tiles + (int64_t)(entry[r] / 16) * d * 16 + entry[r] % 16;
-    tile_sums(a, 16, 4, tile, d, sum);
+    tile_sums(PAGE_F32, a, 16, 4, tile, d, sum);
     for (int r = 0; r < 4; r++) {
         _mm256_storeu_ps(dot[r], sum[r][0]);
         _mm256_storeu_ps(dot[r] + LANES, sum[r][1]);

@@ -295,16 +295,17 @@ struct coarse {
 static struct coarse coarse_make(const float *tiles, int n, int d, float threshold, int32_t *scratch)
 {
     const int count = (n + LANES_512 - 1) / LANES_512, padded = count * LANES_512, quads = (d + 3) / 4;
-    const struct coarse c = {.quad = scratch,
-                             .start = scratch + padded * quads,
-                             .pending = scratch + padded * (quads + 1),
-                             .found = scratch + padded * (quads + 2),
-                             .hits = scratch + padded * (quads + 3),
-                             .quads = quads,
-                             /* Rounding moves a product by at most half of either side's sum of sizes, which is at most
-                              * sqrt(d) for a unit key, and a quarter a number; 2 is for the float sum's own rounding. */
-                             .bound = (int)floorf(COARSE_ONE * COARSE_ONE * fminf(fmaxf(threshold, -2), 2) -
-                                                  COARSE_ONE * sqrtf((float)d) - (float)d / 4 - 2)};
+    const struct coarse c = {
+        .quad = scratch,
+        .start = scratch + padded * quads,
+        .pending = scratch + padded * (quads + 1),
+        .found = scratch + padded * (quads + 2),
+        .hits = scratch + padded * (quads + 3),
+        .quads = quads,
+        /* Rounding moves a product by at most half of either side's sum of sizes, which is at most
+         * sqrt(d) for a unit key, and a quarter a number; 2 is for the float sum's own rounding. */
+        .bound = (int)floorf(COARSE_ONE * COARSE_ONE * fminf(fmaxf(threshold, -2), 2) - COARSE_ONE * sqrtf((float)d) -
+                             (float)d / 4 - 2)};
     const __m512 one = _mm512_set1_ps(COARSE_ONE);
     const __m512i byte = _mm512_set1_epi32(255);
     for (int t = 0; t < count; t++) {

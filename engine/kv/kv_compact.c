@@ -4,7 +4,6 @@
 
 #include "alloc/plan.h"
 #include "alloc/scorer.h"
-#include "alloc/wide.h"
 #include "engine/cpu/pool.h"
 #include "engine/kv/kv_internal.h"
 
@@ -44,41 +43,35 @@ static uint64_t layer_key(uint64_t seed, int layer)
     return z ^ z >> 31;
 }
 
-/* Keys of one head as tiles: its pages' own layout, one after the other, with zeros where no entry is. */
-KVF_WIDE static void tiles_gather(const struct kv_pool *pool, const struct kv_list *list, float *tiles)
+/* Pages lie anywhere, and nothing has touched most of them since the last step: while one is read, that of the next
+ * head is called for. */
+static void page_fetch(const struct kv_pool *pool, const struct kv_list *list, int page)
 {
-    int dim = pool->shape.head_dim, numbers = dim * KV_PAGE_ENTRIES;
-    for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES, tiles += numbers) {
-        const void *page = list->pages[first / KV_PAGE_ENTRIES];
-        if (pool->shape.half) {
-            for (int i = 0; i < numbers; i++) tiles[i] = kv_half_wide(((const uint16_t *)page)[i]);
-        } else {
-            memcpy(tiles, page, (size_t)numbers * sizeof *tiles);
-        }
-        for (int lane = list->entries - first; lane < KV_PAGE_ENTRIES; lane++) {
-            for (int k = 0; k < dim; k++) tiles[k * KV_PAGE_ENTRIES + lane] = 0;
-        }
-    }
+    if (page >= list->held) return; /* `entries` may be another thread's at work */
+    for (int64_t byte = 0; byte < pool->page_bytes; byte += 64) __builtin_prefetch(list->pages[page] + byte, 1, 3);
 }
 
-/* Keys as the scorer reads them, as tiles or out of their transposed pages into rows; values only for scorers that read
- * them. */
+/* What the scorer reads: keys where they lie, or out of their transposed pages into rows; values only for scorers that
+ * read them. */
 static void head_gather(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, int rows, int values,
                         struct kv_scratch *scratch)
 {
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
+    const struct kv_list *next = list + (list < seq->lists + seq->list_count - 1);
     int dim = pool->shape.head_dim;
     int64_t first_row = (int64_t)head * pool->gather_entries;
-    float *keys = scratch->gathered + (int64_t)head * pool->list_pages * KV_PAGE_ENTRIES * dim;
+    float *keys = scratch->gathered + first_row * dim;
     int32_t *positions = scratch->gathered_positions + first_row;
     for (int e = 0; rows && e < list->entries; e++) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
-    if (!rows) tiles_gather(pool, list, keys);
     for (int e = 0; values && e < list->entries; e++)
         kv_value_read(pool, list, e, scratch->gathered_values + (first_row + e) * dim);
     for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES) {
         int lanes = list->entries - first < KV_PAGE_ENTRIES ? list->entries - first : KV_PAGE_ENTRIES;
+        page_fetch(pool, next, first / KV_PAGE_ENTRIES);
         memcpy(positions + first, kv_entry_position(pool, list, first), (size_t)lanes * sizeof *positions);
     }
+    scratch->head_tiles[head] =
+        (struct compact_tiles){(const void *const *)list->pages, pool->shape.half ? PAGE_BF16 : PAGE_F32};
     scratch->head_entries[head] = list->entries;
     scratch->head_mass[head] = kv_list_mass(pool, seq, layer, head);
 }
@@ -100,7 +93,7 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
         .group = shape->group,
         .head_dim = shape->head_dim,
         .keys = by_rows ? scratch->head_keys : NULL,
-        .key_tiles = by_rows ? NULL : scratch->head_keys,
+        .key_tiles = scratch->head_tiles,
         .values = values ? scratch->head_values : NULL,
         .mass = due->seq->mass != NULL ? scratch->head_mass : NULL,
         .positions = scratch->head_positions,
@@ -178,7 +171,6 @@ struct compaction {
     struct kv_pool *pool;
     struct kv_due *due;
     const struct compact_kernels *kernels;
-    int items;
 };
 
 /* Freed pages stay in their list until due_settle: only the lists of this layer are touched. */
@@ -209,20 +201,6 @@ static int layer_measure(const struct compaction *c, int item, struct kv_scratch
     return rc == 0 ? 0 : layer_fail(err, rc, layer);
 }
 
-/* Pages lie anywhere, and nothing has touched most of them since the last step: they are called for one item ahead. */
-static void item_fetch(const struct compaction *c, int item)
-{
-    const struct kv_pool *pool = c->pool;
-    if (item >= c->items) return;
-    for (int h = 0; h < pool->shape.kv_heads; h++) {
-        const struct kv_seq *seq = c->due[item / pool->shape.layers].seq;
-        const struct kv_list *list = kv_list_of(pool, seq, item % pool->shape.layers, h);
-        for (int page = 0; page < kv_pages_of(list->entries); page++)
-            for (int64_t byte = 0; byte < pool->page_bytes; byte += 64)
-                __builtin_prefetch(list->pages[page] + byte, 1, 2);
-    }
-}
-
 /* Items: one layer of one sequence. */
 static void measure_item(void *arg, int item, int thread)
 {
@@ -235,8 +213,6 @@ static void compact_item(void *arg, int item, int thread)
 {
     const struct compaction *c = arg;
     if (c->pool->plan_rc[item / c->pool->shape.layers] != 0) return;
-    if (item < c->pool->threads) item_fetch(c, item);
-    item_fetch(c, item + c->pool->threads);
     c->pool->layer_rc[item] = layer_compact(c, item, &c->pool->scratch[thread], NULL);
 }
 
@@ -295,7 +271,7 @@ void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struc
                 struct pool *threads)
 {
     const int items = count * pool->shape.layers;
-    struct compaction compaction = {pool, due, kernels, items};
+    struct compaction compaction = {pool, due, kernels};
     int online = 0;
     for (int i = 0; i < count; i++) {
         due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);

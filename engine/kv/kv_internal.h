@@ -30,13 +30,14 @@ struct kv_seq {
 /* What one thread needs to compact one layer. */
 struct kv_scratch {
     struct compact_work *work;
-    float *gathered;             /* keys as rows [kv_heads][list_pages * 16][head_dim], or as tiles */
-    float *gathered_values;      /* the same; NULL: kv_pool_prepare was not asked for it */
-    int32_t *gathered_positions; /* [kv_heads][gather_entries] */
-    float *queries;              /* [window][kv_heads * group][head_dim] */
-    const float **head_keys;     /* [kv_heads] into gathered */
-    const float **head_values;   /* [kv_heads] into gathered_values */
-    const float **head_mass;     /* [kv_heads] into the sequence's */
+    float *gathered;                  /* keys as rows [kv_heads][gather_entries][head_dim] */
+    float *gathered_values;           /* the same; NULL: kv_pool_prepare was not asked for it */
+    int32_t *gathered_positions;      /* [kv_heads][gather_entries] */
+    float *queries;                   /* [window][kv_heads * group][head_dim] */
+    const float **head_keys;          /* [kv_heads] into gathered */
+    struct compact_tiles *head_tiles; /* [kv_heads] the pages themselves */
+    const float **head_values;        /* [kv_heads] into gathered_values */
+    const float **head_mass;          /* [kv_heads] into the sequence's */
     const int32_t **head_positions;
     int *head_entries;
     const int32_t **kept; /* [kv_heads] */

@@ -85,11 +85,11 @@ static int scratch_allocate(struct kv_pool *pool, struct kv_scratch *scratch)
 {
     const struct kv_shape *shape = &pool->shape;
     int64_t heads = shape->kv_heads, entries = pool->gather_entries, dim = shape->head_dim;
-    int64_t padded = (int64_t)pool->list_pages * KV_PAGE_ENTRIES;
-    if ((scratch->gathered = zeroed_new(pool, sizeof(float), heads, padded, dim)) == NULL ||
+    if ((scratch->gathered = zeroed_new(pool, sizeof(float), heads, entries, dim)) == NULL ||
         (scratch->gathered_positions = zeroed_new(pool, sizeof(int32_t), heads, entries, 1)) == NULL ||
         (scratch->queries = zeroed_new(pool, sizeof(float), shape->window_tokens, heads * shape->group, dim)) == NULL ||
         (scratch->head_keys = zeroed_new(pool, sizeof *scratch->head_keys, heads, 1, 1)) == NULL ||
+        (scratch->head_tiles = zeroed_new(pool, sizeof *scratch->head_tiles, heads, 1, 1)) == NULL ||
         (scratch->head_values = zeroed_new(pool, sizeof *scratch->head_values, heads, 1, 1)) == NULL ||
         (scratch->head_mass = zeroed_new(pool, sizeof *scratch->head_mass, heads, 1, 1)) == NULL ||
         (scratch->head_positions = zeroed_new(pool, sizeof *scratch->head_positions, heads, 1, 1)) == NULL ||
@@ -101,7 +101,7 @@ static int scratch_allocate(struct kv_pool *pool, struct kv_scratch *scratch)
         return 0;
     }
     for (int h = 0; h < shape->kv_heads; h++) {
-        scratch->head_keys[h] = scratch->gathered + h * padded * dim;
+        scratch->head_keys[h] = scratch->gathered + h * entries * dim;
         scratch->head_positions[h] = scratch->gathered_positions + h * entries;
     }
     return 1;
@@ -115,6 +115,7 @@ static void scratch_free(struct kv_scratch *scratch)
     free(scratch->gathered_positions);
     free(scratch->queries);
     free(scratch->head_keys);
+    free(scratch->head_tiles);
     free(scratch->head_values);
     free(scratch->head_mass);
     free(scratch->head_positions);

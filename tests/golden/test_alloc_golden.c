@@ -8,6 +8,7 @@
 #include "alloc/route.h"
 #include "alloc/score.h"
 #include "alloc/select.h"
+#include "alloc/work.h"
 #include "tests/golden/golden.h"
 
 static char *arrays;
@@ -367,24 +368,24 @@ START_TEST(scores_equal_reference)
         const char *id = golden_text(row, "id");
         struct inputs in = inputs_of(row);
         const int past = in.n - in.window, is_rkv = golden_text(row, "kind")[0] == 'r';
-        float *work = malloc((size_t)((in.n + 15) * (2 * in.d + 9) + 17 * in.d) * sizeof *work);
-        int32_t *relieved = malloc((size_t)in.n * sizeof *relieved);
-        float *imp = work, *pooled = imp + in.n, *red = pooled + in.n, *vector = red + in.n;
-        float *logit = vector + 17 * in.d, *column = logit + 5 * (in.n + 15), *unit = column + in.n + 15;
-        float *tiles = unit + (in.n + 15) * in.d;
+        float *imp = malloc(3 * (size_t)in.n * sizeof *imp), *pooled = imp + in.n, *red = pooled + in.n;
+        struct compact_work *work = compact_work_new(in.heads, in.group, in.d, in.window, in.n);
+        struct score_scratch *scratch = &work->scratch;
+        const struct compact_tiles tiles = {scratch->tile_at, PAGE_F32};
+        const int32_t *relieved = scratch->marker;
         for (int h = 0; h < in.heads; h++) {
             const float *keys = in.keys + (size_t)h * in.n * in.d;
-            score_tiles(keys, in.n, in.d, tiles);
-            score_importance(&kernels, tiles, past, in.d, in.queries + h * in.group * in.d, in.window,
-                             (int64_t)in.heads * in.group * in.d, in.group, logit, imp);
+            score_tiles(keys, in.n, in.d, scratch->tile);
+            score_importance(&kernels, &tiles, past, in.d, in.queries + h * in.group * in.d, in.window,
+                             (int64_t)in.heads * in.group * in.d, in.group, scratch->row, imp);
             score_max_pool(imp, past, golden_int(row, "kernel"), pooled);
             if (!is_rkv) {
                 near_expect(id, "S", pooled, golden_array(arrays, json_object_get(row, "S")) + h * past, past);
                 continue;
             }
             const int is_first = strcmp(golden_text(row, "direction"), "first") == 0;
-            score_redundancy(&kernels, tiles, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), unit,
-                             vector, NULL, relieved, column, red);
+            score_redundancy(&kernels, &tiles, in.n, in.d, is_first ? INFINITY : golden_real(row, "threshold"), scratch,
+                             red);
             firsts += (size_t)is_first;
             near_expect(id, "imp", imp, golden_array(arrays, json_object_get(row, "imp")) + h * past, past);
             near_expect(id, "pooled", pooled, golden_array(arrays, json_object_get(row, "pooled")) + h * past, past);
@@ -395,15 +396,16 @@ START_TEST(scores_equal_reference)
                     ck_assert_msg(relieved[i] == json_integer_value(json_array_get(expected, (size_t)i)),
                                   "%s head %d: r[%d] is %d", id, h, i, relieved[i]);
             }
-            near_expect(id, "colmean", column, golden_array(arrays, json_object_get(row, "colmean")) + h * in.n, in.n);
+            near_expect(id, "colmean", scratch->column,
+                        golden_array(arrays, json_object_get(row, "colmean")) + h * in.n, in.n);
             const float lambda = (float)golden_real(row, "lambda");
             for (int j = 0; j < past; j++) pooled[j] = lambda * pooled[j] - (1 - lambda) * red[j];
             near_expect(id, "S", pooled, golden_array(arrays, json_object_get(row, "S")) + h * past, past);
         }
         rkv += is_rkv;
         snap += !is_rkv;
-        free(work);
-        free(relieved);
+        free(imp);
+        compact_work_destroy(&work);
     }
     ck_assert_int_gt(rkv, 45);
     ck_assert_int_gt(firsts, 1);

@@ -6,6 +6,7 @@
 
 #include "alloc/score.h"
 #include "alloc/select.h"
+#include "alloc/work.h"
 #include "tests/unit/random.h"
 
 enum { MOST = 80, MOST_DIM = 40, ROUNDS = 1500 };
@@ -51,9 +52,9 @@ START_TEST(redundancy_equals_the_whole_matrix)
 {
     const struct compact_kernels kernels = compact_kernels_plain();
     static float keys[MOST * MOST_DIM], tiles[(MOST + 15) * MOST_DIM];
-    static float unit[(MOST + 15) * MOST_DIM], vector[17 * MOST_DIM], column[MOST + 15], redundancy[MOST];
+    static float redundancy[MOST];
     static double wide[MOST][MOST_DIM], cosine[MOST][MOST];
-    int32_t relieved[MOST];
+    const int32_t *relieved;
     int found_after = 0, found_before = 0, none = 0;
     state = 2;
     for (int round = 0; round < ROUNDS; round++) {
@@ -67,7 +68,13 @@ START_TEST(redundancy_equals_the_whole_matrix)
         }
         if (n > 3 && round % 5 == 0) memset(keys + 2 * d, 0, (size_t)d * sizeof *keys);
         score_tiles(keys, n, d, tiles);
-        score_redundancy(&kernels, tiles, n, d, (double)threshold, unit, vector, NULL, relieved, column, redundancy);
+        const void *at[MOST / 16 + 1];
+        for (int t = 0; t <= MOST / 16; t++) at[t] = tiles + (ptrdiff_t)t * d * 16;
+        for (int j = n; j % 16 != 0; j++) tiles[(j / 16 * d) * 16 + j % 16] = NAN; /* nobody's */
+        struct compact_work *work = compact_work_new(1, 1, d, 1, n);
+        const struct compact_tiles given = {at, PAGE_F32};
+        score_redundancy(&kernels, &given, n, d, (double)threshold, &work->scratch, redundancy);
+        relieved = work->scratch.marker;
 
         for (int i = 0; i < n; i++) {
             double square = 0;
@@ -81,7 +88,10 @@ START_TEST(redundancy_equals_the_whole_matrix)
                 for (int k = 0; k < d; k++) cosine[i][j] += wide[i][k] * wide[j][k];
                 unsure |= fabs(cosine[i][j] - (double)threshold) < 2e-6;
             }
-        if (unsure) continue;
+        if (unsure) {
+            compact_work_destroy(&work);
+            continue;
+        }
         for (int i = 0; i < n; i++) {
             int expected = 0;
             for (int j = 0; j < n; j++)
@@ -95,9 +105,10 @@ START_TEST(redundancy_equals_the_whole_matrix)
             mean[j] = 0;
             for (int i = 0; i < n; i++) mean[j] += cosine[i][j] / n;
             total += exp(mean[j]);
-            ck_assert_double_eq_tol((double)column[j], mean[j], 1e-6);
+            ck_assert_double_eq_tol((double)work->scratch.column[j], mean[j], 1e-6);
         }
         for (int j = 0; j < n; j++) ck_assert_double_eq_tol((double)redundancy[j], exp(mean[j]) / total, 2e-7);
+        compact_work_destroy(&work);
     }
     ck_assert_int_gt(found_after, 1000);
     ck_assert_int_gt(found_before, 1000);

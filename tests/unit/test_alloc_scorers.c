@@ -112,18 +112,25 @@ static struct score_scratch scratch_new(void)
     const size_t d = (size_t)layer.d;
     for (int h = 0; h < layer.heads; h++)
         if ((size_t)layer.entries[h] > most) most = (size_t)layer.entries[h];
-    int32_t *marker = malloc(2 * most * sizeof *marker);
-    ck_assert_ptr_nonnull(marker);
     const size_t padded = (most + 15) / 16 * 16;
-    return (struct score_scratch){.row = floats(5 * padded),
-                                  .first = floats(most),
-                                  .second = floats(most),
-                                  .tile = floats(padded * d),
-                                  .unit = floats(padded * d),
-                                  .vector = floats(17 * d),
-                                  .matrix = floats(d * d),
-                                  .column = floats(padded),
-                                  .marker = marker};
+    struct score_scratch scratch = {.row = floats(5 * padded),
+                                    .first = floats(most),
+                                    .second = floats(most),
+                                    .tile = floats(padded * d),
+                                    .unit = floats(padded * d),
+                                    .tile_at = malloc(padded / 16 * sizeof(void *)),
+                                    .unit_at = malloc(padded / 16 * sizeof(void *)),
+                                    .vector = floats(17 * d),
+                                    .matrix = floats(d * d),
+                                    .column = floats(padded),
+                                    .marker = malloc(most * sizeof(int32_t)),
+                                    .scan = malloc(COMPACT_SCAN_WORDS(most, d) * sizeof(int32_t))};
+    ck_assert(scratch.tile_at != NULL && scratch.unit_at != NULL && scratch.marker != NULL && scratch.scan != NULL);
+    for (size_t t = 0; t < padded / 16; t++) {
+        scratch.tile_at[t] = scratch.tile + t * d * 16;
+        scratch.unit_at[t] = scratch.unit + t * d * 16;
+    }
+    return scratch;
 }
 
 static void scratch_free(struct score_scratch *scratch)
@@ -131,7 +138,10 @@ static void scratch_free(struct score_scratch *scratch)
     float *all[] = {scratch->row,  scratch->first,  scratch->second, scratch->unit,
                     scratch->tile, scratch->vector, scratch->matrix, scratch->column};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+    free(scratch->tile_at);
+    free(scratch->unit_at);
     free(scratch->marker);
+    free(scratch->scan);
 }
 
 /* Only what the scorer says it needs is there. */

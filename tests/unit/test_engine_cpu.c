@@ -384,12 +384,24 @@ START_TEST(tile_dots)
     enum { TILES = 3, STRIDE = 16 * TILES + 5 };
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
         float *a = random_floats((size_t)(4 * d)), *tiles = random_floats((size_t)(16 * TILES * d));
+        uint16_t *half = malloc((size_t)(16 * TILES * d) * sizeof *half);
         const float *row[4];
+        const void *wide_at[TILES], *half_at[TILES];
+        for (int i = 0; i < 16 * TILES * d; i++) {
+            tiles[i] = round_bf16(tiles[i]);
+            memcpy(half + i, (const char *)(tiles + i) + 2, sizeof *half);
+        }
+        for (int t = 0; t < TILES; t++) {
+            wide_at[t] = tiles + (ptrdiff_t)t * d * 16;
+            half_at[t] = half + (ptrdiff_t)t * d * 16;
+        }
         for (int r = 0; r < 4; r++) row[r] = a + r * d;
         for (int rows = 1; rows <= 4; rows++) {
-            float out[4 * STRIDE], one[16];
-            for (int i = 0; i < 4 * STRIDE; i++) out[i] = NAN;
-            kernels.dot_tiles(row, rows, tiles, TILES, d, out, STRIDE);
+            float out[4 * STRIDE], from_half[4 * STRIDE], one[16];
+            for (int i = 0; i < 4 * STRIDE; i++) out[i] = from_half[i] = NAN;
+            kernels.dot_tiles(row, rows, &(struct compact_tiles){wide_at, PAGE_F32}, TILES, d, out, STRIDE);
+            kernels.dot_tiles(row, rows, &(struct compact_tiles){half_at, PAGE_BF16}, TILES, d, from_half, STRIDE);
+            ck_assert_mem_eq(out, from_half, sizeof out);
             for (int r = 0; r < rows; r++) {
                 for (int j = 0; j < 16 * TILES; j++) {
                     double sum = 0;
@@ -400,7 +412,7 @@ START_TEST(tile_dots)
                                   d);
                 }
                 for (int t = 0; t < TILES; t++) {
-                    kernels.dot_tiles(row + r, 1, tiles + (ptrdiff_t)t * d * 16, 1, d, one, 0);
+                    kernels.dot_tiles(row + r, 1, &(struct compact_tiles){wide_at + t, PAGE_F32}, 1, d, one, 0);
                     ck_assert_mem_eq(one, out + r * STRIDE + t * 16, sizeof one);
                 }
                 for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
@@ -409,6 +421,7 @@ START_TEST(tile_dots)
         }
         free(a);
         free(tiles);
+        free(half);
     }
 }
 END_TEST
@@ -439,8 +452,10 @@ static float tile_dot(const float *tiles, int d, int i, int j, int fused)
     for (int k = 0; k < d; k++) {
         const float a = tiles[((ptrdiff_t)(i / 16) * d + k) * 16 + i % 16];
         const float b = tiles[((ptrdiff_t)(j / 16) * d + k) * 16 + j % 16];
-        if (fused) sum = fmaf(a, b, sum);
-        else sum += a * b;
+        if (fused)
+            sum = fmaf(a, b, sum);
+        else
+            sum += a * b;
     }
     return sum;
 }
