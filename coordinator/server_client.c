@@ -38,8 +38,9 @@ static bool refuse_away(struct server *server, const struct wire_peer *wire, uin
     intake_commit(server);
     if (server_can_write(server)) return false;
     client_refuse(server, wire, request, "unavailable",
-                  server->disk_full ? "the database's disk is full: the coordinator waits for room"
-                                    : "the database is not reachable: the coordinator waits for it");
+                  !server->db_up      ? "the database is not reachable: the coordinator waits for it"
+                  : server->disk_full ? "the database's disk is full: the coordinator waits for room"
+                                      : "the database has a conflict to settle: ask again");
     return true;
 }
 
@@ -289,8 +290,7 @@ void client_cancel(struct server *server, const struct wire_peer *wire, const st
     int code;
 
     if (refuse_away(server, wire, cancel->request)) return;
-    code = store_job_cancel(&server->store, (int64_t)cancel->job_id, &err);
-    if (code == KVF_OK) code = store_job_look(&server->store, (int64_t)cancel->job_id, &job, &err);
+    code = store_job_cancel(&server->store, (int64_t)cancel->job_id, &job, &err);
     if (code != KVF_OK) {
         refuse_store(server, wire, cancel->request, code, &err);
         return;

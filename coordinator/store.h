@@ -76,8 +76,9 @@ KVF_MUSTCHECK int store_job_start(struct store *store, int64_t job_id, struct kv
 /* Every sample has a result: done or done_with_errors. KVF_ENOTFOUND: results are missing or it does not run. */
 KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state,
                                    struct kvf_err *err);
-/* Also ends its leases. Leaves a job alone that has ended. */
-KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err);
+/* Ends it and its leases, or leaves a job alone that has ended; *out: its state and what was received of it, as they
+ * are then. All of it or, on failure, nothing. KVF_ENOTFOUND. */
+KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err);
 
 /* ---- a turn of the server (store_turn.c) ---- */
 

@@ -9,6 +9,11 @@ static bool str_is(struct str value, const char *text)
     return value.len == strlen(text) && memcmp(value.text, text, value.len) == 0;
 }
 
+static int job_missing(int64_t job_id, struct kvf_err *err)
+{
+    return kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": there is no such job", job_id);
+}
+
 /* ---- a job and its cells, in one statement ---- */
 
 int store_job_create(struct store *store, const struct msg_submit *submit, const char *submitted_by, int64_t *job_id,
@@ -115,7 +120,7 @@ int store_job_look(struct store *store, int64_t job_id, struct store_job *out, s
     pg_params_free(&params);
     if (code != KVF_OK) return code;
     if (PQntuples(result) == 0) {
-        code = kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": there is no such job", job_id);
+        code = job_missing(job_id, err);
     } else {
         *out = (struct store_job){.job_id = job_id,
                                   .received = (uint64_t)pg_get_int(result, 0, 1),
@@ -277,12 +282,27 @@ int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *
     return code;
 }
 
-int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err)
+int store_job_cancel(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err)
 {
-    return job_update(store, job_id,
-                      "WITH j AS (UPDATE jobs SET state = 'cancelled', finished_at = now() "
-                      "           WHERE job_id = $1 AND state IN ('receiving', 'running') RETURNING job_id) "
-                      "UPDATE leases SET state = 'revoked', ended_at = now() "
-                      "WHERE job_id = (SELECT job_id FROM j) AND state = 'active'",
-                      NULL, err);
+    PGresult *result = NULL;
+    /* the row is written in any case, because what RETURNING gives is then the newest state and not the snapshot's */
+    int code =
+        job_update(store, job_id,
+                   "WITH j AS (UPDATE jobs SET finished_at = coalesce(finished_at, now()), "
+                   "             state = CASE WHEN state IN ('receiving', 'running') THEN 'cancelled' ELSE state END "
+                   "           WHERE job_id = $1 RETURNING job_id, state), "
+                   "l AS (UPDATE leases SET state = 'revoked', ended_at = now() "
+                   "      WHERE job_id = (SELECT job_id FROM j WHERE state = 'cancelled') AND state = 'active') "
+                   "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = $1) FROM j",
+                   &result, err);
+
+    if (code != KVF_OK) return code;
+    if (PQntuples(result) == 0) {
+        code = job_missing(job_id, err);
+    } else {
+        *out = (struct store_job){.job_id = job_id, .received = (uint64_t)pg_get_int(result, 0, 1)};
+        snprintf(out->state, sizeof out->state, "%s", PQgetvalue(result, 0, 0));
+    }
+    PQclear(result);
+    return code;
 }

@@ -95,4 +95,5 @@ cp "$dir/keys/coordinator.public" "$dir/strange/"
 refused 77 "key" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "$dir/strange" --timeout 10s
 refused 64 "12345" kv results --job 12345
 refused 64 "12345" kv watch 12345
+refused 64 "12345|no such job" kv cancel 12345
 [ $bad -eq 0 ]

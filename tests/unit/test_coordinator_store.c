@@ -463,12 +463,59 @@ START_TEST(cancel)
     begin_run("cancel");
     make_job(3);
     lease = lend(4);
-    OK(store_job_cancel(&store, job_id, &err));
-    OK(store_job_look(&store, job_id, &job, &err));
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_int_eq(job.job_id, job_id);
     ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_uint_eq(job.received, N_PROBLEMS);
+    ck_assert_int_eq(
+        number("SELECT count(*) FROM jobs WHERE state = 'cancelled' AND finished_at IS NOT NULL AND job_id = "
+               "(SELECT max(job_id) FROM jobs)"),
+        1);
     ck_assert_uint_eq(put(lease, 0, 1, false), 1);
     ck_assert_int_eq(store_job_look(&store, 999999, &job, &err), KVF_ENOTFOUND);
     ck_assert_int_eq(store_job_unfinished(&store, str_of(HASH_A), &job.job_id, &err), KVF_ENOTFOUND);
+}
+END_TEST
+
+START_TEST(cancel_says_what_it_found)
+{
+    struct store_job job;
+    int64_t ended_us;
+
+    begin_run("cancel-ended");
+    make_job(3);
+    run_sql("UPDATE jobs SET state = 'done', finished_at = now() WHERE state = 'running'");
+    ended_us =
+        number("SELECT (extract(epoch FROM finished_at) * 1000000)::bigint FROM jobs ORDER BY job_id DESC LIMIT 1");
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_str_eq(job.state, "done");
+    ck_assert_int_eq(
+        number("SELECT (extract(epoch FROM finished_at) * 1000000)::bigint FROM jobs ORDER BY job_id DESC LIMIT 1"),
+        ended_us);
+    ck_assert_int_eq(store_job_cancel(&store, 999999, &job, &err), KVF_ENOTFOUND);
+    ck_assert_str_eq(err.text, "job 999999: there is no such job");
+}
+END_TEST
+
+/* The answer needs the table of problems: while that is locked nothing is cancelled either. */
+START_TEST(a_cancel_is_all_or_nothing)
+{
+    struct queue_lease *lease;
+    struct store_job job;
+
+    begin_run("cancel-half");
+    make_job(3);
+    lease = lend(4);
+    OK(pg_run(&store.pg, "SET lock_timeout = '50ms'", NULL, 1000, NULL, &err));
+    run_sql("BEGIN");
+    run_sql("LOCK TABLE problems IN ACCESS EXCLUSIVE MODE");
+    ck_assert_int_eq(store_job_cancel(&store, job_id, &job, &err), KVF_ECONFLICT);
+    run_sql("ROLLBACK");
+    ck_assert_int_eq(number("SELECT count(*) FROM jobs WHERE state = 'running'"), 1);
+    ck_assert_uint_eq(put(lease, 0, 1, false), 0);
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_uint_eq(put(lease, 1, 1, false), 1);
 }
 END_TEST
 
@@ -527,6 +574,8 @@ int main(void)
     tcase_add_test(all, a_load_is_all_or_nothing);
     tcase_add_test(all, given_up);
     tcase_add_test(all, cancel);
+    tcase_add_test(all, cancel_says_what_it_found);
+    tcase_add_test(all, a_cancel_is_all_or_nothing);
     tcase_add_test(all, values_that_do_not_fit);
     suite_add_tcase(suite, all);
     runner = srunner_create(suite);
