@@ -229,7 +229,8 @@ static int result_wait(struct pg *pg, struct kvf_err *err)
     for (;;) {
         if (flushing != 0) flushing = PQflush(pg->conn);
         /* what the server said last before it went comes as a result */
-        if (flushing < 0 || !PQconsumeInput(pg->conn)) return KVF_OK;
+        if (flushing < 0 || !PQconsumeInput(pg->conn))
+            return PQisBusy(pg->conn) ? unavailable(pg, "connection lost", err) : KVF_OK;
         if (flushing == 0 && !PQisBusy(pg->conn)) return KVF_OK;
         if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
         socket_wait(pg, flushing ? POLLIN | POLLOUT : POLLIN, pg->deadline_ms - clock_ms());
