@@ -72,7 +72,7 @@ struct server {
     bool backlog_full; /* the last message found no room */
     struct intake intake;
     struct starting *starting;
-    int epoll_fd, signal_fd;
+    int epoll_fd, stop_fd, hangup_fd; /* signals that stop us; SIGHUP */
     bool stopping;
     int fatal; /* code that ends the server; its line is in fatal_err */
     struct kvf_err fatal_err;

@@ -24,6 +24,7 @@
 struct store {
     struct pg pg;
     char *conninfo;
+    int stop_fd;
     char application[64]; /* "kvfleet-coordinator HOST:PID": how another coordinator names us */
     bool locked;
     int64_t epoch;                          /* of this holding of the lock: a transaction id, which only grows */
@@ -32,7 +33,8 @@ struct store {
     struct column fences, ids, runs, texts; /* of other statements */
 };
 
-KVF_MUSTCHECK int store_init(struct store *store, const char *conninfo, struct kvf_err *err);
+/* stop_fd: as for pg_connect_start. */
+KVF_MUSTCHECK int store_init(struct store *store, const char *conninfo, int stop_fd, struct kvf_err *err);
 void store_free(struct store *store);
 /* One step towards an open store, waiting at most wait_ms for the network: 0 open; KVF_EAGAIN call again; KVF_EUNAVAIL
  * try again later; KVF_ECONFLICT another coordinator holds the lock (the line names it; *stale: its process was on this

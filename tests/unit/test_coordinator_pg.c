@@ -1,23 +1,28 @@
-/* pg.h against a server in a thread of this process, which lets everybody in and answers each statement with the bytes
- * that the test gives it. */
+/* pg.h, and the reader on top of it, against a server in a thread of this process, which answers a statement with the
+ * bytes that the test gives it. */
 #include <check.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include "coordinator/pg.h"
+#include "coordinator/reader.h"
+#include "proto/clock.h"
 
 static struct {
     char folder[64], conninfo[128];
     struct sockaddr_un address;
     int listening;
     pthread_t thread;
+    bool silent;        /* it lets nobody in */
     const char *answer; /* to the first statement; then the connection is closed */
     size_t answer_len;
-    bool stays; /* until the client has gone */
+    int asked_fd; /* eventfd, written when there was something to answer: the client waits then */
+    bool stays;   /* until the client has gone */
 } fake;
 static struct pg pg;
 static struct kvf_err err;
@@ -54,8 +59,9 @@ static void *serve(void *unused)
 {
     int fd = accept(fake.listening, NULL, NULL);
 
-    if (take(fd, 0) && send(fd, LET_IN, sizeof LET_IN - 1, MSG_NOSIGNAL) > 0 && take(fd, 'S')) {
+    if (take(fd, 0) && (fake.silent || (send(fd, LET_IN, sizeof LET_IN - 1, MSG_NOSIGNAL) > 0 && take(fd, 'S')))) {
         send(fd, fake.answer, fake.answer_len, MSG_NOSIGNAL);
+        eventfd_write(fake.asked_fd, 1);
         while (fake.stays && take(fd, 'X')) continue;
     }
     close(fd);
@@ -71,11 +77,13 @@ static void serve_start(const char *answer, size_t answer_len)
 
 static void setup(void)
 {
+    memset(&fake, 0, sizeof fake);
     strcpy(fake.folder, "/tmp/kvfleet-pg.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(fake.folder));
     fake.address.sun_family = AF_UNIX;
     snprintf(fake.address.sun_path, sizeof fake.address.sun_path, "%s/.s.PGSQL.5432", fake.folder);
     snprintf(fake.conninfo, sizeof fake.conninfo, "host=%s port=5432 user=u dbname=d", fake.folder);
+    fake.asked_fd = eventfd(0, 0);
     fake.listening = socket(AF_UNIX, SOCK_STREAM, 0);
     ck_assert_int_eq(bind(fake.listening, (struct sockaddr *)&fake.address, sizeof fake.address), 0);
     ck_assert_int_eq(listen(fake.listening, 8), 0);
@@ -85,15 +93,16 @@ static void teardown(void)
 {
     pg_close(&pg);
     close(fake.listening);
+    close(fake.asked_fd);
     unlink(fake.address.sun_path);
     rmdir(fake.folder);
 }
 
-static void connect_pg(void)
+static void connect_pg(int stop_fd)
 {
     int code;
 
-    ck_assert_msg(pg_connect_start(&pg, fake.conninfo, "test", &err) == KVF_OK, "%s", err.text);
+    ck_assert_msg(pg_connect_start(&pg, fake.conninfo, "test", stop_fd, &err) == KVF_OK, "%s", err.text);
     while ((code = pg_connect_poll(&pg, 1000, &err)) == KVF_EAGAIN) continue;
     ck_assert_msg(code == KVF_OK, "%s", err.text);
 }
@@ -118,7 +127,7 @@ START_TEST(an_answer_that_breaks_off)
         PGresult *result = NULL;
         int code;
         serve_start(answer, len);
-        connect_pg();
+        connect_pg(-1);
         code = pg_run(&pg, "SELECT 'x' AS a", NULL, 60000, &result, &err);
         pthread_join(fake.thread, NULL);
         if (len < ANSWER_LEN) {
@@ -144,7 +153,7 @@ START_TEST(last_words)
                                 "\0";
 
     serve_start(fatal, sizeof fatal - 1);
-    connect_pg();
+    connect_pg(-1);
     ck_assert_int_eq(pg_run(&pg, "SELECT 1", NULL, 60000, NULL, &err), KVF_EUNAVAIL);
     pthread_join(fake.thread, NULL);
     ck_assert_msg(strstr(err.text, "going away now") != NULL, "%s", err.text);
@@ -157,12 +166,63 @@ START_TEST(input_that_cannot_be_read)
 {
     fake.stays = true;
     serve_start("", 0);
-    connect_pg();
+    connect_pg(-1);
     consume_fails = true;
     ck_assert_int_eq(pg_run(&pg, "SELECT 1", NULL, 60000, NULL, &err), KVF_EUNAVAIL);
     pthread_join(fake.thread, NULL);
     ck_assert_msg(strstr(err.text, "connection lost") != NULL, "%s", err.text);
     ck_assert_ptr_null(pg.conn);
+}
+END_TEST
+
+/* The stop comes when the server has the statement, so that it meets a wait. */
+START_TEST(a_stop_ends_the_wait_for_an_answer)
+{
+    fake.stays = true;
+    serve_start("", 0);
+    connect_pg(fake.asked_fd);
+    ck_assert_int_eq(pg_run(&pg, "SELECT 1", NULL, 60000, NULL, &err), KVF_EUNAVAIL);
+    pthread_join(fake.thread, NULL);
+    ck_assert_msg(strstr(err.text, "the program stops") != NULL, "%s", err.text);
+    ck_assert_ptr_null(pg.conn);
+}
+END_TEST
+
+START_TEST(a_stop_ends_the_wait_for_a_connection)
+{
+    int code;
+
+    fake.silent = fake.stays = true;
+    serve_start("", 0);
+    ck_assert_msg(pg_connect_start(&pg, fake.conninfo, "test", fake.asked_fd, &err) == KVF_OK, "%s", err.text);
+    while ((code = pg_connect_poll(&pg, 1000, &err)) == KVF_EAGAIN) continue;
+    ck_assert_int_eq(code, KVF_EUNAVAIL);
+    pthread_join(fake.thread, NULL);
+    ck_assert_msg(strstr(err.text, "the program stops") != NULL, "%s", err.text);
+}
+END_TEST
+
+/* An answer gives up after 20 s by itself. */
+START_TEST(a_reader_stops_in_the_middle_of_a_question)
+{
+    struct wire_peer peer = {.id_len = 1};
+    struct msg_query query;
+    struct reader *reader;
+    eventfd_t asked;
+    int64_t before_ms;
+
+    fake.stays = true;
+    serve_start("", 0);
+    ck_assert_msg(reader_start(fake.conninfo, &reader, &err) == KVF_OK, "%s", err.text);
+    msg_init(MSG_QUERY_TYPE, &query);
+    query.view = str_of("jobs");
+    query.limit = 1;
+    ck_assert_msg(reader_ask(reader, &peer, &query, &err) == KVF_OK, "%s", err.text);
+    ck_assert_int_eq(eventfd_read(fake.asked_fd, &asked), 0);
+    before_ms = clock_ms();
+    reader_stop(&reader);
+    ck_assert_int_lt(clock_ms() - before_ms, 15000);
+    pthread_join(fake.thread, NULL);
 }
 END_TEST
 
@@ -178,6 +238,9 @@ int main(void)
     tcase_add_test(all, an_answer_that_breaks_off);
     tcase_add_test(all, last_words);
     tcase_add_test(all, input_that_cannot_be_read);
+    tcase_add_test(all, a_stop_ends_the_wait_for_an_answer);
+    tcase_add_test(all, a_stop_ends_the_wait_for_a_connection);
+    tcase_add_test(all, a_reader_stops_in_the_middle_of_a_question);
     suite_add_tcase(suite, all);
     runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

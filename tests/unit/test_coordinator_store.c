@@ -114,7 +114,7 @@ static void make_job(int max_attempts)
 
 static void setup(void)
 {
-    OK(store_init(&store, getenv("KVF_DB"), &err));
+    OK(store_init(&store, getenv("KVF_DB"), -1, &err));
     OK(open_store(&store, &err));
     queue_init(&queue, 60000, 5000, 0);
     owner = PQconnectdb(getenv("KVF_DB_OWNER"));
@@ -194,7 +194,7 @@ START_TEST(second_coordinator)
     bool stale = true;
     int code;
 
-    OK(store_init(&other, getenv("KVF_DB"), &err));
+    OK(store_init(&other, getenv("KVF_DB"), -1, &err));
     while ((code = store_open(&other, 100, &stale, &why)) == KVF_EAGAIN) continue;
     ck_assert_int_eq(code, KVF_ECONFLICT);
     ck_assert_ptr_nonnull(strstr(why.text, "another coordinator"));
