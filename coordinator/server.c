@@ -316,24 +316,23 @@ static int ready_file_write(const struct server *server, struct kvf_err *err)
     return KVF_OK;
 }
 
+/* The database last: it may be waited for, and what else is wrong is said before. */
 static int server_open(struct server *server, struct kvf_err *err)
 {
     const struct server_options *options = server->options;
     int code = signals_open(server, err);
 
-    if (code == KVF_OK) code = store_init(&server->store, options->db, server->stop_fd, err);
-    if (code == KVF_OK) code = database_wait(server, err);
-    if (code == KVF_OK) {
-        server->now_ms = clock_ms();
-        queue_init(&server->queue, options->lease_ms, options->heartbeat_ms, server->now_ms);
-        code = queue_reload(server, err);
-    }
+    queue_init(&server->queue, options->lease_ms, options->heartbeat_ms, clock_ms());
     if (code == KVF_OK)
         code = reader_start(options->db_read == NULL ? options->db : options->db_read, &server->reader, err);
     if (code == KVF_OK) code = wire_router_open(options->bind, options->keys, &server->router, err);
     if (code == KVF_OK) code = epoll_watch(server, server->stop_fd, err);
     if (code == KVF_OK) code = epoll_watch(server, server->hangup_fd, err);
     if (code == KVF_OK) code = epoll_watch(server, reader_fd(server->reader), err);
+    if (code == KVF_OK) code = store_init(&server->store, options->db, server->stop_fd, err);
+    if (code == KVF_OK) code = database_wait(server, err);
+    server->now_ms = clock_ms();
+    if (code == KVF_OK) code = queue_reload(server, err);
     if (code == KVF_OK) code = ready_file_write(server, err);
     if (code != KVF_OK) return code;
     server->db_up = true;
