@@ -80,7 +80,7 @@ static int queue_reload(struct server *server, struct kvf_err *err)
     for (const struct queue_job *job = server->queue.jobs; job != NULL; job = job->next)
         log_event(LOG_INFO_LEVEL, "job_loaded", "job=%" PRId64 " done=%" PRId64 " of=%" PRId64 " leases=%" PRId64,
                   job->job_id, job->done, job->total, job->n_leases);
-    return KVF_OK;
+    return starting_load(server, err);
 }
 
 /* Connecting, a step at a time. What cannot get better by waiting ends the server. */

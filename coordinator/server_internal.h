@@ -52,11 +52,11 @@ struct intake {
     size_t bytes;
 };
 
-/* A job whose samples are being made, and who waits for the answer. */
+/* A queued job, and who waits for the answer to START. */
 struct starting {
     struct starting *next;
     struct store_job job;
-    struct wire_peer peer;
+    struct wire_peer peer; /* id_len 0: nobody, it was queued before this start */
     uint64_t request;
 };
 
@@ -145,6 +145,8 @@ void client_query(struct server *server, const struct wire_peer *wire, const str
 void client_refuse(struct server *server, const struct wire_peer *wire, uint64_t request, const char *code,
                    const char *reason);
 void client_answers(struct server *server); /* of the reader */
+/* The jobs that the database has as queued; nothing is starting before. */
+KVF_MUSTCHECK int starting_load(struct server *server, struct kvf_err *err);
 /* One chunk of samples of the first job that is starting. */
 void starting_step(struct server *server);
 void starting_drop(struct server *server, const char *reason); /* all, with REFUSED unavailable */

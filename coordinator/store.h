@@ -16,7 +16,7 @@
 #include "coordinator/queue.h"
 #include "proto/message.h"
 
-#define SCHEMA_VERSION      3
+#define SCHEMA_VERSION      4
 #define STORE_TIMEOUT_MS    30000
 #define STORE_SAMPLES_MAX   100000000 /* of a job: all that are not done are kept in memory, 28 bytes each */
 #define STORE_CHUNK_SAMPLES 20000     /* made by one statement: well under a second */
@@ -66,7 +66,7 @@ KVF_MUSTCHECK int store_job_create(struct store *store, const struct msg_submit 
 /* The newest job of this content that has not ended, or KVF_ENOTFOUND. */
 KVF_MUSTCHECK int store_job_unfinished(struct store *store, struct str content_hash, int64_t *job_id,
                                        struct kvf_err *err);
-/* KVF_ENOTFOUND. `made` is counted only while receiving. */
+/* KVF_ENOTFOUND. `made` is counted only before it runs. */
 KVF_MUSTCHECK int store_job_look(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err);
 /* Problems that are there already are left as they are. */
 KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64_t first,
@@ -74,7 +74,11 @@ KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64
 /* Makes samples of the next (problem, repeat) pairs from job->made on, about STORE_CHUNK_SAMPLES; counts job->made up.
  */
 KVF_MUSTCHECK int store_samples_make(struct store *store, struct store_job *job, struct kvf_err *err);
+/* receiving becomes queued, queued becomes running; any other state stays. */
+KVF_MUSTCHECK int store_job_queue(struct store *store, int64_t job_id, struct kvf_err *err);
 KVF_MUSTCHECK int store_job_start(struct store *store, int64_t job_id, struct kvf_err *err);
+/* The first queued job with a larger number, or KVF_ENOTFOUND. */
+KVF_MUSTCHECK int store_job_queued(struct store *store, int64_t after, struct store_job *out, struct kvf_err *err);
 /* Every sample has a result: done or done_with_errors. KVF_ENOTFOUND: results are missing or it does not run. */
 KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state,
                                    struct kvf_err *err);

@@ -106,6 +106,7 @@ static void make_job(int max_attempts)
     ck_assert_str_eq(job.state, "receiving");
     ck_assert_uint_eq(job.received, N_PROBLEMS);
     ck_assert_uint_eq(job.seed, UINT64_MAX);
+    OK(store_job_queue(&store, job_id, &err));
     OK(store_samples_make(&store, &job, &err));
     ck_assert_uint_eq(job.made, 16);
     OK(store_job_start(&store, job_id, &err));
@@ -119,7 +120,7 @@ static void setup(void)
     queue_init(&queue, 60000, 5000, 0);
     owner = PQconnectdb(getenv("KVF_DB_OWNER"));
     ck_assert_int_eq(PQstatus(owner), CONNECTION_OK);
-    run_sql("UPDATE jobs SET state = 'cancelled' WHERE state IN ('receiving', 'running')");
+    run_sql("UPDATE jobs SET state = 'cancelled' WHERE state IN ('receiving', 'queued', 'running')");
 }
 
 static void teardown(void)
@@ -225,9 +226,49 @@ START_TEST(schema)
     pg_close(&store.pg);
     run_sql("INSERT INTO schema_migrations (version, name, sha256) VALUES (99, 'later', '')");
     ck_assert_int_eq(open_store(&store, &err), KVF_EUNSUPPORTED);
-    ck_assert_str_eq(err.text, "database schema 99 is newer than this program (3): use a newer kvfleet-coordinator");
+    ck_assert_str_eq(err.text, "database schema 99 is newer than this program (4): use a newer kvfleet-coordinator");
     run_sql("DELETE FROM schema_migrations WHERE version = 99");
     OK(open_store(&store, &err));
+}
+END_TEST
+
+static const char *state_of(int64_t id)
+{
+    static struct store_job job;
+
+    OK(store_job_look(&store, id, &job, &err));
+    return job.state;
+}
+
+START_TEST(states_before_the_first_sample)
+{
+    struct store_job job;
+    int64_t first, found;
+
+    begin_run("states");
+    make_job(3);
+    first = job_id;
+    ck_assert_str_eq(state_of(first), "running");
+    OK(store_job_queue(&store, first, &err)); /* not back */
+    ck_assert_str_eq(state_of(first), "running");
+    ck_assert_int_eq(store_job_queued(&store, 0, &job, &err), KVF_ENOTFOUND);
+
+    run_sql("UPDATE jobs SET state = 'receiving', started_at = NULL WHERE state = 'running'");
+    OK(store_job_start(&store, first, &err)); /* not past queued */
+    ck_assert_str_eq(state_of(first), "receiving");
+    OK(store_job_queue(&store, first, &err));
+    ck_assert_str_eq(state_of(first), "queued");
+    ck_assert_int_eq(number("SELECT count(*) FROM v_job WHERE state = 'queued' AND started_at IS NULL"), 1);
+    OK(store_job_queued(&store, 0, &job, &err));
+    ck_assert_int_eq(job.job_id, first);
+    ck_assert_uint_eq(job.made, 16);
+    ck_assert_uint_eq(job.n_cells, 2);
+    ck_assert_int_eq(store_job_queued(&store, first, &job, &err), KVF_ENOTFOUND);
+    OK(store_job_unfinished(&store, str_of(HASH_A), &found, &err));
+    ck_assert_int_eq(found, first);
+    OK(store_job_cancel(&store, first, &job, &err));
+    ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_int_eq(store_job_queued(&store, 0, &job, &err), KVF_ENOTFOUND);
 }
 END_TEST
 
@@ -567,6 +608,7 @@ int main(void)
     tcase_add_test(all, second_coordinator);
     tcase_add_test(all, lost_connection);
     tcase_add_test(all, schema);
+    tcase_add_test(all, states_before_the_first_sample);
     tcase_add_test(all, samples);
     tcase_add_test(all, results_and_fences);
     tcase_add_test(all, a_turn_with_everything);
