@@ -224,8 +224,11 @@ static void backlog_step(struct server *server)
 /* A message that is none, or that this key may not send. */
 static void message_refused(struct server *server, const struct wire_peer *wire, int code, const struct kvf_err *err)
 {
-    if (wire->id_len == 0 || wire->role == ROLE_NONE) return;
-    if (code == KVF_EDENIED)
+    if (wire->id_len == 0 || wire->key_z85[0] == '\0') return;
+    if (code == KVF_EDENIED && wire->role != ROLE_WORKER) worker_denied(server, wire);
+    if (wire->role == ROLE_NONE)
+        peer_goaway(server, wire, "denied", "the key is not authorized any more");
+    else if (code == KVF_EDENIED)
         peer_goaway(server, wire, "role", err->text);
     else if (wire->role == ROLE_CLIENT)
         client_refuse(server, wire, 0, "bad_request", err->text);

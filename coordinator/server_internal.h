@@ -25,6 +25,7 @@ struct peer {
     char instance[33], host[256];
     int64_t run_id, heard_ms;
     bool silent, seen; /* seen: heard since last_seen_at was written */
+    bool denied;       /* its key was taken back: it leaves as soon as that can be written */
     struct queue_worker *worker;
     int64_t recent[RECENT_FENCES]; /* leases that ended well: naming them once more is no mistake */
     uint32_t n_recent;
@@ -111,6 +112,8 @@ bool worker_hello(struct server *server, const struct wire_peer *wire, const str
 void worker_ready(struct server *server, const struct wire_peer *wire, const struct msg_ready *ready);
 bool worker_release(struct server *server, const struct wire_peer *wire, const struct msg_release *release);
 bool worker_bye(struct server *server, const struct wire_peer *wire, const struct msg_bye *bye);
+/* The sender's key is no worker's any more. If it was one it leaves, now or once the database is back. */
+void worker_denied(struct server *server, const struct wire_peer *wire);
 void workers_housekeeping(struct server *server);
 /* Ends leases of workers that were not heard in time. */
 void leases_expire(struct server *server);
