@@ -108,7 +108,7 @@ static const char *option_value(const PQconninfoOption *options, const char *key
     return NULL;
 }
 
-int pg_connect_start(struct pg *pg, const char *conninfo, const char *application, struct kvf_err *err)
+int pg_connect_start(struct pg *pg, const char *conninfo, const char *application, int stop_fd, struct kvf_err *err)
 {
     static const struct {
         const char *key, *value;
@@ -125,6 +125,7 @@ int pg_connect_start(struct pg *pg, const char *conninfo, const char *applicatio
     PQconninfoOption *given = PQconninfoParse(conninfo, &why);
 
     pg_close(pg);
+    pg->stop_fd = stop_fd;
     if (given == NULL) {
         char line[512];
         line_of(why == NULL ? "out of memory" : why, line, sizeof line);
@@ -158,11 +159,14 @@ int pg_connect_start(struct pg *pg, const char *conninfo, const char *applicatio
     return KVF_OK;
 }
 
-static bool socket_wait(const struct pg *pg, short events, int64_t wait_ms)
+/* KVF_OK: the socket is ready; KVF_EAGAIN: it is not; KVF_EUNAVAIL: a stop. */
+static int socket_wait(struct pg *pg, short events, int64_t until_ms, struct kvf_err *err)
 {
-    struct pollfd fd = {.fd = PQsocket(pg->conn), .events = events};
+    struct pollfd fds[] = {{.fd = PQsocket(pg->conn), .events = events}, {.fd = pg->stop_fd, .events = POLLIN}};
+    int64_t wait_ms = until_ms - clock_ms();
 
-    return poll(&fd, 1, wait_ms < 0 ? 0 : (int)wait_ms) > 0;
+    if (poll(fds, 2, wait_ms < 0 ? 0 : (int)wait_ms) <= 0) return KVF_EAGAIN;
+    return fds[0].revents != 0 ? KVF_OK : unavailable(pg, "not waited for any longer: the program stops", err);
 }
 
 int pg_connect_poll(struct pg *pg, int wait_ms, struct kvf_err *err)
@@ -173,10 +177,12 @@ int pg_connect_poll(struct pg *pg, int wait_ms, struct kvf_err *err)
     if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
     if (!pg->connecting) return KVF_OK;
     for (;;) {
-        int64_t now = clock_ms();
-        if (now >= pg->deadline_ms) return unavailable(pg, "no connection within 5 s", err);
+        int ready;
+        if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no connection within 5 s", err);
         /* polling early is harmless: libpq looks at the socket itself without waiting */
-        if (socket_wait(pg, want == PGRES_POLLING_READING ? POLLIN : POLLIN | POLLOUT, until - now)) {
+        ready = socket_wait(pg, want == PGRES_POLLING_READING ? POLLIN : POLLIN | POLLOUT, until, err);
+        if (ready == KVF_EUNAVAIL) return ready;
+        if (ready == KVF_OK) {
             want = PQconnectPoll(pg->conn);
             if (want == PGRES_POLLING_FAILED) return unavailable(pg, "cannot connect", err);
             if (want == PGRES_POLLING_OK) break;
@@ -229,10 +235,12 @@ static int result_wait(struct pg *pg, struct kvf_err *err)
     for (;;) {
         if (flushing != 0) flushing = PQflush(pg->conn);
         /* what the server said last before it went comes as a result */
-        if (flushing < 0 || !PQconsumeInput(pg->conn)) return KVF_OK;
+        if (flushing < 0 || !PQconsumeInput(pg->conn))
+            return PQisBusy(pg->conn) ? unavailable(pg, "connection lost", err) : KVF_OK;
         if (flushing == 0 && !PQisBusy(pg->conn)) return KVF_OK;
         if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
-        socket_wait(pg, flushing ? POLLIN | POLLOUT : POLLIN, pg->deadline_ms - clock_ms());
+        if (socket_wait(pg, flushing ? POLLIN | POLLOUT : POLLIN, pg->deadline_ms, err) == KVF_EUNAVAIL)
+            return KVF_EUNAVAIL;
     }
 }
 
@@ -337,7 +345,7 @@ int pg_copy_put(struct pg *pg, const char *data, size_t len, struct kvf_err *err
     if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
     while ((put = PQputCopyData(pg->conn, data, (int)len)) == 0) { /* libpq has no room: the server takes some first */
         if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
-        socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms - clock_ms());
+        if (socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms, err) == KVF_EUNAVAIL) return KVF_EUNAVAIL;
     }
     return put > 0 ? KVF_OK : unavailable(pg, "cannot send rows", err);
 }
@@ -349,7 +357,7 @@ int pg_copy_end(struct pg *pg, const char *why, struct kvf_err *err)
     if (pg->conn == NULL) return kvf_fail(err, KVF_EUNAVAIL, "database %s: not connected", pg->where);
     while ((put = PQputCopyEnd(pg->conn, why)) == 0) {
         if (clock_ms() >= pg->deadline_ms) return unavailable(pg, "no answer in time", err);
-        socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms - clock_ms());
+        if (socket_wait(pg, POLLIN | POLLOUT, pg->deadline_ms, err) == KVF_EUNAVAIL) return KVF_EUNAVAIL;
     }
     return put > 0 ? KVF_OK : unavailable(pg, "cannot send rows", err);
 }

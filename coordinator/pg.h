@@ -1,4 +1,5 @@
-/* pg.h: libpq with deadlines: no wait is without an end, every failure has one of five meanings.
+/* pg.h: libpq with deadlines: no wait is without an end, a stop ends it at once, every failure has one of five
+ * meanings.
  *
  *   KVF_EUNAVAIL   the connection is lost or the server is not there: connect again (the outcome is not known)
  *   KVF_EIO        disk full (SQLSTATE 53100): nothing was written, the connection is good, try again later
@@ -37,11 +38,14 @@ struct pg {
     PGconn *conn; /* NULL: none */
     bool connecting;
     int64_t deadline_ms; /* of the connection attempt, or of the statements that run */
+    int stop_fd;         /* readable: nothing is waited for any more; -1: none */
     char where[256];     /* for messages: host and database, never a password */
 };
 
-/* Starts to connect, without waiting. Settings of ours are added where `conninfo` has none. */
-KVF_MUSTCHECK int pg_connect_start(struct pg *pg, const char *conninfo, const char *application, struct kvf_err *err);
+/* Starts to connect, without waiting. Settings of ours are added where `conninfo` has none. Once stop_fd is readable,
+ * every wait on the connection ends as if it were lost. */
+KVF_MUSTCHECK int pg_connect_start(struct pg *pg, const char *conninfo, const char *application, int stop_fd,
+                                   struct kvf_err *err);
 /* Goes on with it for at most wait_ms: 0 connected, KVF_EAGAIN not yet, KVF_EUNAVAIL failed (closed). */
 KVF_MUSTCHECK int pg_connect_poll(struct pg *pg, int wait_ms, struct kvf_err *err);
 void pg_close(struct pg *pg);

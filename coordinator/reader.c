@@ -69,7 +69,7 @@ struct reader {
     struct reader_answer *answers, **answers_last;
     int n_waiting;
     bool stopping;
-    int fd;
+    int fd, stop_fd;
     char *conninfo;
     struct pg pg; /* the thread's */
 };
@@ -89,7 +89,7 @@ static int connection_open(struct reader *reader, struct kvf_err *err)
     int code;
 
     if (reader->pg.conn != NULL && !reader->pg.connecting) return KVF_OK;
-    code = pg_connect_start(&reader->pg, reader->conninfo, "kvfleet-coordinator reader", err);
+    code = pg_connect_start(&reader->pg, reader->conninfo, "kvfleet-coordinator reader", reader->stop_fd, err);
     while (code == KVF_OK && (code = pg_connect_poll(&reader->pg, 100, err)) == KVF_EAGAIN && clock_ms() < until)
         code = KVF_OK;
     if (code != KVF_OK && code != KVF_EAGAIN) return code;
@@ -222,10 +222,12 @@ int reader_start(const char *conninfo, struct reader **out, struct kvf_err *err)
     reader->last = &reader->first;
     reader->answers_last = &reader->answers;
     reader->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    reader->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&reader->mutex, NULL);
     pthread_cond_init(&reader->wake, NULL);
-    if (reader->fd < 0 || pthread_create(&reader->thread, NULL, reader_main, reader) != 0) {
+    if (reader->fd < 0 || reader->stop_fd < 0 || pthread_create(&reader->thread, NULL, reader_main, reader) != 0) {
         if (reader->fd >= 0) close(reader->fd);
+        if (reader->stop_fd >= 0) close(reader->stop_fd);
         free(reader->conninfo);
         free(reader);
         return kvf_fail(err, KVF_EIO, "reader: cannot start a thread");
@@ -243,6 +245,7 @@ void reader_stop(struct reader **reader)
     self->stopping = true;
     pthread_cond_signal(&self->wake);
     pthread_mutex_unlock(&self->mutex);
+    eventfd_write(self->stop_fd, 1);
     pthread_join(self->thread, NULL);
     while (self->first != NULL) {
         struct question *next = self->first->next;
@@ -257,6 +260,7 @@ void reader_stop(struct reader **reader)
     pthread_cond_destroy(&self->wake);
     pthread_mutex_destroy(&self->mutex);
     close(self->fd);
+    close(self->stop_fd);
     free(self->conninfo);
     free(self);
     *reader = NULL;

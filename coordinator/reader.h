@@ -1,7 +1,8 @@
 /* reader.h: answers queries on a thread and a connection of its own, so that a slow one never holds up results.
  *
  * Requests and answers pass through two lists under one mutex; an eventfd tells the main loop, which owns the socket,
- * that answers are there. The connection needs nothing but SELECT on the views.
+ * that answers are there, another one tells the thread to stop, also in the middle of a wait for the database. The
+ * connection needs nothing but SELECT on the views.
  */
 #ifndef KVF_READER_H
 #define KVF_READER_H

@@ -27,11 +27,19 @@ bool server_can_write(const struct server *server)
     return server->db_up && store_is_open(&server->store) && server->now_ms >= server->paused_until_ms;
 }
 
+static bool stop_is_due(const struct server *server)
+{
+    struct pollfd stop = {.fd = server->stop_fd, .events = POLLIN};
+
+    return poll(&stop, 1, 0) > 0;
+}
+
 static void database_lost(struct server *server, const char *why)
 {
     if (!server->db_up) return;
     server->db_up = false;
     pg_close(&server->store.pg);
+    if (stop_is_due(server)) return; /* we let go of it */
     log_event(LOG_ERROR_LEVEL, "database_down", "why=%s", why);
     server->backoff_ms = BACKOFF_MIN_MS;
     server->reconnect_ms = server->now_ms;
@@ -72,7 +80,7 @@ static int queue_reload(struct server *server, struct kvf_err *err)
     for (const struct queue_job *job = server->queue.jobs; job != NULL; job = job->next)
         log_event(LOG_INFO_LEVEL, "job_loaded", "job=%" PRId64 " done=%" PRId64 " of=%" PRId64 " leases=%" PRId64,
                   job->job_id, job->done, job->total, job->n_leases);
-    return KVF_OK;
+    return starting_load(server, err);
 }
 
 /* Connecting, a step at a time. What cannot get better by waiting ends the server. */
@@ -118,6 +126,7 @@ static int database_wait(struct server *server, struct kvf_err *err)
         int64_t now = clock_ms();
         if (code == KVF_OK) return KVF_OK;
         if (code == KVF_EAGAIN) continue;
+        if (stop_is_due(server)) return kvf_fail(err, KVF_EUNAVAIL, "stopped while waiting for the database");
         if (code != KVF_EUNAVAIL && code != KVF_ECONFLICT) return code;
         if (code == KVF_ECONFLICT && now >= start + (stale ? server->options->db_wait_ms : LOCK_WAIT_MS)) return code;
         if (now >= deadline) {
@@ -128,9 +137,8 @@ static int database_wait(struct server *server, struct kvf_err *err)
         }
         if (strcmp(said.text, err->text) != 0) log_event(LOG_INFO_LEVEL, "database_wait", "why=%s", err->text);
         said = *err;
-        struct pollfd stop = {.fd = server->signal_fd, .events = POLLIN};
-        if (poll(&stop, 1, (int)backoff_ms) > 0)
-            return kvf_fail(err, KVF_EUNAVAIL, "stopped while waiting for the database");
+        struct pollfd stop = {.fd = server->stop_fd, .events = POLLIN};
+        poll(&stop, 1, (int)backoff_ms);
         backoff_ms = backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : backoff_ms * 2;
     }
 }
@@ -216,8 +224,11 @@ static void backlog_step(struct server *server)
 /* A message that is none, or that this key may not send. */
 static void message_refused(struct server *server, const struct wire_peer *wire, int code, const struct kvf_err *err)
 {
-    if (wire->id_len == 0 || wire->role == ROLE_NONE) return;
-    if (code == KVF_EDENIED)
+    if (wire->id_len == 0 || wire->key_z85[0] == '\0') return;
+    if (code == KVF_EDENIED && wire->role != ROLE_WORKER) worker_denied(server, wire);
+    if (wire->role == ROLE_NONE)
+        peer_goaway(server, wire, "denied", "the key is not authorized any more");
+    else if (code == KVF_EDENIED)
         peer_goaway(server, wire, "role", err->text);
     else if (wire->role == ROLE_CLIENT)
         client_refuse(server, wire, 0, "bad_request", err->text);
@@ -249,12 +260,13 @@ static void signals_take(struct server *server)
 {
     struct signalfd_siginfo info;
 
-    while (read(server->signal_fd, &info, sizeof info) == sizeof info) {
+    while (read(server->stop_fd, &info, sizeof info) == sizeof info) {
+        server->stopping = true;
+        log_event(LOG_INFO_LEVEL, "stopping", "signal=%u", info.ssi_signo);
+    }
+    while (read(server->hangup_fd, &info, sizeof info) == sizeof info) {
         struct kvf_err err = {""};
-        if (info.ssi_signo != SIGHUP) {
-            server->stopping = true;
-            log_event(LOG_INFO_LEVEL, "stopping", "signal=%u", info.ssi_signo);
-        } else if (wire_router_reload_keys(server->router, &err) != KVF_OK) {
+        if (wire_router_reload_keys(server->router, &err) != KVF_OK) {
             log_event(LOG_ERROR_LEVEL, "keys_kept", "why=%s", err.text);
         } else {
             log_event(LOG_INFO_LEVEL, "keys_reloaded", "folder=%s", server->options->keys);
@@ -265,17 +277,21 @@ static void signals_take(struct server *server)
 /* Before any thread is made: threads inherit the mask. */
 static int signals_open(struct server *server, struct kvf_err *err)
 {
-    sigset_t signals;
+    sigset_t stop, hangup;
 
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTERM);
+    sigaddset(&stop, SIGINT);
+    sigemptyset(&hangup);
+    sigaddset(&hangup, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &stop, NULL);
+    pthread_sigmask(SIG_BLOCK, &hangup, NULL);
     signal(SIGPIPE, SIG_IGN);
-    server->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    server->stop_fd = signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK);
+    server->hangup_fd = signalfd(-1, &hangup, SFD_CLOEXEC | SFD_NONBLOCK);
     server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (server->signal_fd < 0 || server->epoll_fd < 0) return kvf_fail(err, KVF_EIO, "signals: %s", strerror(errno));
+    if (server->stop_fd < 0 || server->hangup_fd < 0 || server->epoll_fd < 0)
+        return kvf_fail(err, KVF_EIO, "signals: %s", strerror(errno));
     return KVF_OK;
 }
 
@@ -303,23 +319,23 @@ static int ready_file_write(const struct server *server, struct kvf_err *err)
     return KVF_OK;
 }
 
+/* The database last: it may be waited for, and what else is wrong is said before. */
 static int server_open(struct server *server, struct kvf_err *err)
 {
     const struct server_options *options = server->options;
     int code = signals_open(server, err);
 
-    if (code == KVF_OK) code = store_init(&server->store, options->db, err);
-    if (code == KVF_OK) code = database_wait(server, err);
-    if (code == KVF_OK) {
-        server->now_ms = clock_ms();
-        queue_init(&server->queue, options->lease_ms, options->heartbeat_ms, server->now_ms);
-        code = queue_reload(server, err);
-    }
+    queue_init(&server->queue, options->lease_ms, options->heartbeat_ms, clock_ms());
     if (code == KVF_OK)
         code = reader_start(options->db_read == NULL ? options->db : options->db_read, &server->reader, err);
     if (code == KVF_OK) code = wire_router_open(options->bind, options->keys, &server->router, err);
-    if (code == KVF_OK) code = epoll_watch(server, server->signal_fd, err);
+    if (code == KVF_OK) code = epoll_watch(server, server->stop_fd, err);
+    if (code == KVF_OK) code = epoll_watch(server, server->hangup_fd, err);
     if (code == KVF_OK) code = epoll_watch(server, reader_fd(server->reader), err);
+    if (code == KVF_OK) code = store_init(&server->store, options->db, server->stop_fd, err);
+    if (code == KVF_OK) code = database_wait(server, err);
+    server->now_ms = clock_ms();
+    if (code == KVF_OK) code = queue_reload(server, err);
     if (code == KVF_OK) code = ready_file_write(server, err);
     if (code != KVF_OK) return code;
     server->db_up = true;
@@ -346,7 +362,8 @@ static void server_close(struct server *server)
     reader_stop(&server->reader);
     wire_router_close(&server->router);
     store_free(&server->store);
-    if (server->signal_fd >= 0) close(server->signal_fd);
+    if (server->stop_fd >= 0) close(server->stop_fd);
+    if (server->hangup_fd >= 0) close(server->hangup_fd);
     if (server->epoll_fd >= 0) close(server->epoll_fd);
     if (server->options->ready_file != NULL) unlink(server->options->ready_file);
 }
@@ -380,6 +397,7 @@ static void server_turn(struct server *server)
     queue_tick(&server->queue, server->now_ms);
     if (ready & 2) {
         signals_take(server);
+        if (server->stopping) return; /* whatever was not acknowledged is sent again */
         client_answers(server);
     }
     database_step(server);
@@ -407,7 +425,7 @@ int server_run(const struct server_options *options, struct kvf_err *err)
 
     if (server == NULL) return kvf_fail(err, KVF_ENOMEM, "coordinator: out of memory");
     server->options = options;
-    server->epoll_fd = server->signal_fd = -1;
+    server->epoll_fd = server->stop_fd = server->hangup_fd = -1;
     server->backoff_ms = BACKOFF_MIN_MS;
     code = server_open(server, err);
     while (code == KVF_OK && !server->stopping && server->fatal == KVF_OK) server_turn(server);

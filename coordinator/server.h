@@ -14,8 +14,9 @@ struct server_options {
     const char *bind, *keys, *db, *db_read, *ready_file; /* db_read NULL: db; ready_file NULL: none */
     int64_t lease_ms, heartbeat_ms, db_wait_ms;
 };
-/* Serves until SIGTERM or SIGINT (0). KVF_EUNAVAIL: no database within db_wait; KVF_ECONFLICT: port in use, or another
- * coordinator; KVF_EUNSUPPORTED: schema; KVF_EDENIED, KVF_ENOTFOUND: keys. SIGHUP reads the keys again. */
+/* Serves until SIGTERM or SIGINT (0), which also end a wait for the database. KVF_EUNAVAIL: no database within db_wait;
+ * KVF_ECONFLICT: port in use, or another coordinator; KVF_EUNSUPPORTED: schema; KVF_EDENIED, KVF_ENOTFOUND: keys.
+ * SIGHUP reads the keys again. */
 KVF_MUSTCHECK int server_run(const struct server_options *options, struct kvf_err *err);
 
 #endif

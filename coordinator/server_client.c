@@ -38,8 +38,9 @@ static bool refuse_away(struct server *server, const struct wire_peer *wire, uin
     intake_commit(server);
     if (server_can_write(server)) return false;
     client_refuse(server, wire, request, "unavailable",
-                  server->disk_full ? "the database's disk is full: the coordinator waits for room"
-                                    : "the database is not reachable: the coordinator waits for it");
+                  !server->db_up      ? "the database is not reachable: the coordinator waits for it"
+                  : server->disk_full ? "the database's disk is full: the coordinator waits for room"
+                                      : "the database has a conflict to settle: ask again");
     return true;
 }
 
@@ -181,62 +182,106 @@ void client_problems(struct server *server, const struct wire_peer *wire, const 
     job_answer(server, wire, problems->request, &job, job.state, false);
 }
 
-void client_start(struct server *server, const struct wire_peer *wire, const struct msg_start *start)
+static struct starting *starting_add(struct server *server, const struct store_job *job)
 {
     struct starting **place = &server->starting;
-    struct starting *starting;
-    struct store_job job;
-    struct kvf_err err = {""};
-    int code;
+    struct starting *starting = calloc(1, sizeof *starting);
 
-    if (refuse_away(server, wire, start->request)) return;
-    for (; *place != NULL; place = &(*place)->next)
-        if ((*place)->job.job_id == (int64_t)start->job_id) { /* asked again: the newest question is answered */
-            (*place)->peer = *wire;
-            (*place)->request = start->request;
-            return;
-        }
-    code = store_job_look(&server->store, (int64_t)start->job_id, &job, &err);
-    if (code != KVF_OK) {
-        refuse_store(server, wire, start->request, code, &err);
-        return;
-    }
-    if (strcmp(job.state, "receiving") != 0) {
-        job_answer(server, wire, start->request, &job, job.state, false);
-        return;
-    }
-    if (job.received != job.n_problems) {
-        kvf_fail(&err, KVF_ECONFLICT, "job %" PRId64 ": expected %" PRIu64 " problems before START, got %" PRIu64,
-                 job.job_id, job.n_problems, job.received);
-        client_refuse(server, wire, start->request, "conflict", err.text);
-        return;
-    }
-    starting = calloc(1, sizeof *starting);
-    if (starting == NULL) {
-        client_refuse(server, wire, start->request, "unavailable", "out of memory");
-        return;
-    }
-    starting->job = job;
-    starting->peer = *wire;
-    starting->request = start->request;
+    if (starting == NULL) return NULL;
+    while (*place != NULL) place = &(*place)->next;
+    starting->job = *job;
     *place = starting;
+    log_event(LOG_INFO_LEVEL, "job_queued", "job=%" PRId64 " samples=%" PRIu64 " made=%" PRIu64, job->job_id,
+              job->n_problems * job->repeats * job->n_cells, job->made);
+    return starting;
 }
 
-static struct starting *starting_pop(struct server *server)
+int starting_load(struct server *server, struct kvf_err *err)
+{
+    struct store_job job = {0};
+    int code;
+
+    while ((code = store_job_queued(&server->store, job.job_id, &job, err)) == KVF_OK)
+        if (starting_add(server, &job) == NULL)
+            return kvf_fail(err, KVF_ENOMEM, "job %" PRId64 ": out of memory", job.job_id);
+    return code == KVF_ENOTFOUND ? KVF_OK : code;
+}
+
+static struct starting *starting_find(const struct server *server, int64_t job_id)
 {
     struct starting *starting = server->starting;
 
-    server->starting = starting->next;
+    while (starting != NULL && starting->job.job_id != job_id) starting = starting->next;
     return starting;
+}
+
+/* Makes the job queued; NULL: START has its answer already. */
+static struct starting *job_queue(struct server *server, const struct wire_peer *wire, const struct msg_start *start)
+{
+    struct starting *starting;
+    struct store_job job;
+    struct kvf_err err = {""};
+    bool receiving;
+    int code = store_job_look(&server->store, (int64_t)start->job_id, &job, &err);
+
+    receiving = code == KVF_OK && strcmp(job.state, "receiving") == 0;
+    if (receiving && job.received != job.n_problems) {
+        kvf_fail(&err, KVF_ECONFLICT, "job %" PRId64 ": expected %" PRIu64 " problems before START, got %" PRIu64,
+                 job.job_id, job.n_problems, job.received);
+        client_refuse(server, wire, start->request, "conflict", err.text);
+        return NULL;
+    }
+    if (code == KVF_OK && !receiving && strcmp(job.state, "queued") != 0) {
+        job_answer(server, wire, start->request, &job, job.state, false);
+        return NULL;
+    }
+    if (receiving) code = store_job_queue(&server->store, job.job_id, &err);
+    if (code != KVF_OK) {
+        refuse_store(server, wire, start->request, code, &err);
+        return NULL;
+    }
+    starting = starting_add(server, &job);
+    if (starting == NULL) client_refuse(server, wire, start->request, "unavailable", "out of memory");
+    return starting;
+}
+
+void client_start(struct server *server, const struct wire_peer *wire, const struct msg_start *start)
+{
+    struct starting *starting;
+
+    if (refuse_away(server, wire, start->request)) return;
+    starting = starting_find(server, (int64_t)start->job_id);
+    if (starting == NULL) starting = job_queue(server, wire, start);
+    if (starting == NULL) return;
+    starting->peer = *wire; /* asked again: the newest question is answered */
+    starting->request = start->request;
+}
+
+/* Forgets it; whoever waits is told why. */
+static void starting_end(struct server *server, struct starting *starting, const char *code, const char *reason)
+{
+    struct starting **place = &server->starting;
+
+    while (*place != starting) place = &(*place)->next;
+    *place = starting->next;
+    if (starting->peer.id_len > 0) client_refuse(server, &starting->peer, starting->request, code, reason);
+    free(starting);
 }
 
 void starting_drop(struct server *server, const char *reason)
 {
-    while (server->starting != NULL) {
-        struct starting *starting = starting_pop(server);
-        client_refuse(server, &starting->peer, starting->request, "unavailable", reason);
-        free(starting);
-    }
+    while (server->starting != NULL) starting_end(server, server->starting, "unavailable", reason);
+}
+
+/* Into memory first: what the database calls running is lent out. */
+static int starting_run(struct server *server, int64_t job_id, struct kvf_err *err)
+{
+    int code = store_load_job(&server->store, &server->queue, job_id, server->now_ms, err);
+
+    if (code != KVF_OK) return code;
+    code = store_job_start(&server->store, job_id, err);
+    if (code != KVF_OK) queue_job_drop(&server->queue, queue_job_find(&server->queue, job_id));
+    return code;
 }
 
 /* One chunk a turn, so that results and heartbeats are not kept waiting by a large job. */
@@ -251,51 +296,37 @@ void starting_step(struct server *server)
     job = &starting->job;
     code = store_samples_make(&server->store, job, &err);
     if (code == KVF_OK && job->made < job->n_problems * job->repeats * job->n_cells) return;
-    if (code == KVF_OK) code = store_job_start(&server->store, job->job_id, &err);
-    if (code == KVF_OK && queue_job_find(&server->queue, job->job_id) == NULL)
-        code = store_load_job(&server->store, &server->queue, job->job_id, server->now_ms, &err);
+    if (code == KVF_OK) code = starting_run(server, job->job_id, &err);
     if (code == KVF_OK) {
         log_event(LOG_INFO_LEVEL, "job_started", "job=%" PRId64 " samples=%" PRIu64, job->job_id,
                   job->n_problems * job->repeats * job->n_cells);
-        job_answer(server, &starting->peer, starting->request, job, "running", false);
-        free(starting_pop(server));
+        if (starting->peer.id_len > 0) job_answer(server, &starting->peer, starting->request, job, "running", false);
+        server->starting = starting->next;
+        free(starting);
         return;
     }
     if (server_write_failed(server, "start_failed", code, &err)) return; /* again, or dropped with the connection */
-    starting = starting_pop(server);
-    client_refuse(server, &starting->peer, starting->request, "conflict", err.text);
-    free(starting);
+    starting_end(server, starting, "conflict", err.text);
 }
 
 /* ---- CANCEL ---- */
 
-static void starting_forget(struct server *server, int64_t job_id)
-{
-    for (struct starting **place = &server->starting; *place != NULL; place = &(*place)->next) {
-        struct starting *starting = *place;
-        if (starting->job.job_id != job_id) continue;
-        *place = starting->next;
-        client_refuse(server, &starting->peer, starting->request, "conflict", "the job was cancelled");
-        free(starting);
-        return;
-    }
-}
-
 void client_cancel(struct server *server, const struct wire_peer *wire, const struct msg_cancel *cancel)
 {
     struct queue_job *queued;
+    struct starting *starting;
     struct store_job job;
     struct kvf_err err = {""};
     int code;
 
     if (refuse_away(server, wire, cancel->request)) return;
-    code = store_job_cancel(&server->store, (int64_t)cancel->job_id, &err);
-    if (code == KVF_OK) code = store_job_look(&server->store, (int64_t)cancel->job_id, &job, &err);
+    code = store_job_cancel(&server->store, (int64_t)cancel->job_id, &job, &err);
     if (code != KVF_OK) {
         refuse_store(server, wire, cancel->request, code, &err);
         return;
     }
-    starting_forget(server, job.job_id);
+    starting = starting_find(server, job.job_id);
+    if (starting != NULL) starting_end(server, starting, "conflict", "the job was cancelled");
     queued = queue_job_find(&server->queue, job.job_id);
     if (queued != NULL && queued->state == JOB_RUNNING && strcmp(job.state, "cancelled") == 0) {
         for (struct queue_lease *lease = server->queue.first; lease != NULL; lease = lease->next) {

@@ -25,6 +25,7 @@ struct peer {
     char instance[33], host[256];
     int64_t run_id, heard_ms;
     bool silent, seen; /* seen: heard since last_seen_at was written */
+    bool denied;       /* its key was taken back: it leaves as soon as that can be written */
     struct queue_worker *worker;
     int64_t recent[RECENT_FENCES]; /* leases that ended well: naming them once more is no mistake */
     uint32_t n_recent;
@@ -52,11 +53,11 @@ struct intake {
     size_t bytes;
 };
 
-/* A job whose samples are being made, and who waits for the answer. */
+/* A queued job, and who waits for the answer to START. */
 struct starting {
     struct starting *next;
     struct store_job job;
-    struct wire_peer peer;
+    struct wire_peer peer; /* id_len 0: nobody, it was queued before this start */
     uint64_t request;
 };
 
@@ -72,7 +73,7 @@ struct server {
     bool backlog_full; /* the last message found no room */
     struct intake intake;
     struct starting *starting;
-    int epoll_fd, signal_fd;
+    int epoll_fd, stop_fd, hangup_fd; /* signals that stop us; SIGHUP */
     bool stopping;
     int fatal; /* code that ends the server; its line is in fatal_err */
     struct kvf_err fatal_err;
@@ -111,6 +112,8 @@ bool worker_hello(struct server *server, const struct wire_peer *wire, const str
 void worker_ready(struct server *server, const struct wire_peer *wire, const struct msg_ready *ready);
 bool worker_release(struct server *server, const struct wire_peer *wire, const struct msg_release *release);
 bool worker_bye(struct server *server, const struct wire_peer *wire, const struct msg_bye *bye);
+/* The sender's key is no worker's any more. If it was one it leaves, now or once the database is back. */
+void worker_denied(struct server *server, const struct wire_peer *wire);
 void workers_housekeeping(struct server *server);
 /* Ends leases of workers that were not heard in time. */
 void leases_expire(struct server *server);
@@ -145,6 +148,8 @@ void client_query(struct server *server, const struct wire_peer *wire, const str
 void client_refuse(struct server *server, const struct wire_peer *wire, uint64_t request, const char *code,
                    const char *reason);
 void client_answers(struct server *server); /* of the reader */
+/* The jobs that the database has as queued; nothing is starting before. */
+KVF_MUSTCHECK int starting_load(struct server *server, struct kvf_err *err);
 /* One chunk of samples of the first job that is starting. */
 void starting_step(struct server *server);
 void starting_drop(struct server *server, const char *reason); /* all, with REFUSED unavailable */

@@ -130,6 +130,7 @@ bool worker_hello(struct server *server, const struct wire_peer *wire, const str
     if (same_id != NULL && same_id != peer) peer_drop(server, same_id);
     if (peer != NULL) { /* a new connection, or a word into a silence: known, so no need of the database */
         if (same_id != peer && !peer_rebind(server, peer, wire)) return true;
+        peer->denied = false;
         peer_heard(server, peer);
         welcome(server, peer);
         return true;
@@ -216,14 +217,12 @@ bool worker_release(struct server *server, const struct wire_peer *wire, const s
     return true;
 }
 
-/* Leases that it still had go back at once. */
-bool worker_bye(struct server *server, const struct wire_peer *wire, const struct msg_bye *bye)
+/* Leases that it still had go back at once. False: not before the database can be written. */
+static bool peer_leave(struct server *server, struct peer *peer, struct str reason)
 {
-    struct peer *peer = peer_find(server, wire);
     struct kvf_err err = {""};
     int code = KVF_OK;
 
-    if (peer == NULL) return true;
     intake_commit(server);
     if (!server_can_write(server)) return false;
     while (peer->worker->leases != NULL && code == KVF_OK) {
@@ -231,12 +230,28 @@ bool worker_bye(struct server *server, const struct wire_peer *wire, const struc
         code = store_leases_end(&server->store, &lease->fence, 1, "released", &err);
         if (code == KVF_OK) queue_lease_end(&server->queue, lease, true);
     }
-    if (code == KVF_OK) code = store_run_end(&server->store, peer->run_id, bye->reason, &err);
+    if (code == KVF_OK) code = store_run_end(&server->store, peer->run_id, reason, &err);
     if (code != KVF_OK && server_write_failed(server, "bye_failed", code, &err)) return false;
-    log_event(LOG_INFO_LEVEL, "worker_left", "run=%" PRId64 " worker=%s@%s reason=%.*s", peer->run_id, wire->key_name,
-              peer->host, (int)bye->reason.len, bye->reason.text);
+    log_event(LOG_INFO_LEVEL, "worker_left", "run=%" PRId64 " worker=%s@%s reason=%.*s", peer->run_id,
+              peer->wire.key_name, peer->host, (int)reason.len, reason.text);
     peer_drop(server, peer);
     return true;
+}
+
+bool worker_bye(struct server *server, const struct wire_peer *wire, const struct msg_bye *bye)
+{
+    struct peer *peer = peer_find(server, wire);
+
+    return peer == NULL || peer_leave(server, peer, bye->reason);
+}
+
+void worker_denied(struct server *server, const struct wire_peer *wire)
+{
+    struct peer *peer = peer_find(server, wire);
+
+    if (peer == NULL || peer_leave(server, peer, str_of("key revoked"))) return;
+    peer->denied = true;
+    queue_worker_silent(&server->queue, peer->worker);
 }
 
 /* ---- time ---- */
@@ -270,6 +285,7 @@ void workers_housekeeping(struct server *server)
         struct kvf_err err = {""};
         int code;
         next = peer->next;
+        if (peer->denied && peer_leave(server, peer, str_of("key revoked"))) continue;
         if (silent_ms < silence_ms || server->now_ms < server->queue.hold_until_ms) continue;
         if (!peer->silent) {
             peer->silent = true;

@@ -11,11 +11,12 @@
 /* Any number does, as long as it is always the same: "kvfleet" in ASCII. */
 #define LOCK_KEY "30248004785366388"
 
-int store_init(struct store *store, const char *conninfo, struct kvf_err *err)
+int store_init(struct store *store, const char *conninfo, int stop_fd, struct kvf_err *err)
 {
     char host[32] = "";
 
     memset(store, 0, sizeof *store);
+    store->stop_fd = stop_fd;
     store->conninfo = strdup(conninfo);
     if (store->conninfo == NULL) return kvf_fail(err, KVF_ENOMEM, "store: out of memory");
     gethostname(host, sizeof host - 1);
@@ -138,7 +139,7 @@ int store_open(struct store *store, int wait_ms, bool *stale, struct kvf_err *er
     if (store_is_open(store)) return KVF_OK;
     store->locked = false;
     if (store->pg.conn == NULL) {
-        code = pg_connect_start(&store->pg, store->conninfo, store->application, err);
+        code = pg_connect_start(&store->pg, store->conninfo, store->application, store->stop_fd, err);
         if (code != KVF_OK) return code;
     }
     code = pg_connect_poll(&store->pg, wait_ms, err);

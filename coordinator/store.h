@@ -16,7 +16,7 @@
 #include "coordinator/queue.h"
 #include "proto/message.h"
 
-#define SCHEMA_VERSION      3
+#define SCHEMA_VERSION      4
 #define STORE_TIMEOUT_MS    30000
 #define STORE_SAMPLES_MAX   100000000 /* of a job: all that are not done are kept in memory, 28 bytes each */
 #define STORE_CHUNK_SAMPLES 20000     /* made by one statement: well under a second */
@@ -24,6 +24,7 @@
 struct store {
     struct pg pg;
     char *conninfo;
+    int stop_fd;
     char application[64]; /* "kvfleet-coordinator HOST:PID": how another coordinator names us */
     bool locked;
     int64_t epoch;                          /* of this holding of the lock: a transaction id, which only grows */
@@ -32,7 +33,8 @@ struct store {
     struct column fences, ids, runs, texts; /* of other statements */
 };
 
-KVF_MUSTCHECK int store_init(struct store *store, const char *conninfo, struct kvf_err *err);
+/* stop_fd: as for pg_connect_start. */
+KVF_MUSTCHECK int store_init(struct store *store, const char *conninfo, int stop_fd, struct kvf_err *err);
 void store_free(struct store *store);
 /* One step towards an open store, waiting at most wait_ms for the network: 0 open; KVF_EAGAIN call again; KVF_EUNAVAIL
  * try again later; KVF_ECONFLICT another coordinator holds the lock (the line names it; *stale: its process was on this
@@ -64,7 +66,7 @@ KVF_MUSTCHECK int store_job_create(struct store *store, const struct msg_submit 
 /* The newest job of this content that has not ended, or KVF_ENOTFOUND. */
 KVF_MUSTCHECK int store_job_unfinished(struct store *store, struct str content_hash, int64_t *job_id,
                                        struct kvf_err *err);
-/* KVF_ENOTFOUND. `made` is counted only while receiving. */
+/* KVF_ENOTFOUND. `made` is counted only before it runs. */
 KVF_MUSTCHECK int store_job_look(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err);
 /* Problems that are there already are left as they are. */
 KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64_t first,
@@ -72,12 +74,17 @@ KVF_MUSTCHECK int store_problems_add(struct store *store, int64_t job_id, uint64
 /* Makes samples of the next (problem, repeat) pairs from job->made on, about STORE_CHUNK_SAMPLES; counts job->made up.
  */
 KVF_MUSTCHECK int store_samples_make(struct store *store, struct store_job *job, struct kvf_err *err);
+/* receiving becomes queued, queued becomes running; any other state stays. */
+KVF_MUSTCHECK int store_job_queue(struct store *store, int64_t job_id, struct kvf_err *err);
 KVF_MUSTCHECK int store_job_start(struct store *store, int64_t job_id, struct kvf_err *err);
+/* The first queued job with a larger number, or KVF_ENOTFOUND. */
+KVF_MUSTCHECK int store_job_queued(struct store *store, int64_t after, struct store_job *out, struct kvf_err *err);
 /* Every sample has a result: done or done_with_errors. KVF_ENOTFOUND: results are missing or it does not run. */
 KVF_MUSTCHECK int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state,
                                    struct kvf_err *err);
-/* Also ends its leases. Leaves a job alone that has ended. */
-KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err);
+/* Ends it and its leases, or leaves a job alone that has ended; *out: its state and what was received of it, as they
+ * are then. All of it or, on failure, nothing. KVF_ENOTFOUND. */
+KVF_MUSTCHECK int store_job_cancel(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err);
 
 /* ---- a turn of the server (store_turn.c) ---- */
 

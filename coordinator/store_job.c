@@ -9,6 +9,11 @@ static bool str_is(struct str value, const char *text)
     return value.len == strlen(text) && memcmp(value.text, text, value.len) == 0;
 }
 
+static int job_missing(int64_t job_id, struct kvf_err *err)
+{
+    return kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": there is no such job", job_id);
+}
+
 /* ---- a job and its cells, in one statement ---- */
 
 int store_job_create(struct store *store, const struct msg_submit *submit, const char *submitted_by, int64_t *job_id,
@@ -84,7 +89,7 @@ int store_job_unfinished(struct store *store, struct str content_hash, int64_t *
     pg_params_init(&params);
     pg_text(&params, content_hash);
     code = pg_run(&store->pg,
-                  "SELECT job_id FROM jobs WHERE content_hash = $1 AND state IN ('receiving', 'running') "
+                  "SELECT job_id FROM jobs WHERE content_hash = $1 AND state IN ('receiving', 'queued', 'running') "
                   "ORDER BY job_id DESC LIMIT 1",
                   &params, STORE_TIMEOUT_MS, &result, err);
     pg_params_free(&params);
@@ -105,17 +110,18 @@ int store_job_look(struct store *store, int64_t job_id, struct store_job *out, s
 
     pg_params_init(&params);
     pg_int(&params, job_id);
-    code = pg_run(
-        &store->pg,
-        "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = j.job_id), n_problems, repeats, seed, "
-        "       (SELECT count(*) FROM cells c WHERE c.job_id = j.job_id), "
-        "       CASE WHEN state = 'receiving' THEN (SELECT count(*) FROM samples s WHERE s.job_id = j.job_id) END "
-        "FROM jobs j WHERE job_id = $1",
-        &params, STORE_TIMEOUT_MS, &result, err);
+    code =
+        pg_run(&store->pg,
+               "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = j.job_id), n_problems, repeats, seed, "
+               "       (SELECT count(*) FROM cells c WHERE c.job_id = j.job_id), "
+               "       CASE WHEN state IN ('receiving', 'queued') THEN (SELECT count(*) FROM samples s WHERE s.job_id "
+               "= j.job_id) END "
+               "FROM jobs j WHERE job_id = $1",
+               &params, STORE_TIMEOUT_MS, &result, err);
     pg_params_free(&params);
     if (code != KVF_OK) return code;
     if (PQntuples(result) == 0) {
-        code = kvf_fail(err, KVF_ENOTFOUND, "job %" PRId64 ": there is no such job", job_id);
+        code = job_missing(job_id, err);
     } else {
         *out = (struct store_job){.job_id = job_id,
                                   .received = (uint64_t)pg_get_int(result, 0, 1),
@@ -237,7 +243,7 @@ int store_samples_make(struct store *store, struct store_job *job, struct kvf_er
 
 /* ---- states ---- */
 
-static int job_update(struct store *store, int64_t job_id, const char *sql, PGresult **out, struct kvf_err *err)
+static int job_run(struct store *store, int64_t job_id, const char *sql, PGresult **out, struct kvf_err *err)
 {
     struct pg_params params;
     int code;
@@ -249,23 +255,43 @@ static int job_update(struct store *store, int64_t job_id, const char *sql, PGre
     return code;
 }
 
+int store_job_queue(struct store *store, int64_t job_id, struct kvf_err *err)
+{
+    return job_run(store, job_id, "UPDATE jobs SET state = 'queued' WHERE job_id = $1 AND state = 'receiving'", NULL,
+                   err);
+}
+
 int store_job_start(struct store *store, int64_t job_id, struct kvf_err *err)
 {
-    return job_update(store, job_id,
-                      "UPDATE jobs SET state = 'running', started_at = now() WHERE job_id = $1 AND state = 'receiving'",
-                      NULL, err);
+    return job_run(store, job_id,
+                   "UPDATE jobs SET state = 'running', started_at = now() WHERE job_id = $1 AND state = 'queued'", NULL,
+                   err);
+}
+
+int store_job_queued(struct store *store, int64_t after, struct store_job *out, struct kvf_err *err)
+{
+    PGresult *result = NULL;
+    int64_t job_id;
+    int code =
+        job_run(store, after, "SELECT min(job_id) FROM jobs WHERE state = 'queued' AND job_id > $1", &result, err);
+
+    if (code != KVF_OK) return code;
+    job_id = pg_get_int(result, 0, 0);
+    PQclear(result);
+    if (job_id == MSG_NULL_INT) return kvf_fail(err, KVF_ENOTFOUND, "no queued job after %" PRId64, after);
+    return store_job_look(store, job_id, out, err);
 }
 
 int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *state, struct kvf_err *err)
 {
     PGresult *result = NULL;
-    int code = job_update(store, job_id,
-                          "UPDATE jobs j SET finished_at = now(), state = CASE WHEN EXISTS (SELECT FROM results r "
-                          "  WHERE r.job_id = $1 AND r.finish = 'error') THEN 'done_with_errors' ELSE 'done' END "
-                          "WHERE job_id = $1 AND state = 'running' "
-                          "  AND (SELECT count(*) FROM results r WHERE r.job_id = $1) = n_samples "
-                          "RETURNING state",
-                          &result, err);
+    int code = job_run(store, job_id,
+                       "UPDATE jobs j SET finished_at = now(), state = CASE WHEN EXISTS (SELECT FROM results r "
+                       "  WHERE r.job_id = $1 AND r.finish = 'error') THEN 'done_with_errors' ELSE 'done' END "
+                       "WHERE job_id = $1 AND state = 'running' "
+                       "  AND (SELECT count(*) FROM results r WHERE r.job_id = $1) = n_samples "
+                       "RETURNING state",
+                       &result, err);
 
     if (code != KVF_OK) return code;
     if (PQntuples(result) == 0)
@@ -277,12 +303,27 @@ int store_job_finish(struct store *store, int64_t job_id, enum queue_job_state *
     return code;
 }
 
-int store_job_cancel(struct store *store, int64_t job_id, struct kvf_err *err)
+int store_job_cancel(struct store *store, int64_t job_id, struct store_job *out, struct kvf_err *err)
 {
-    return job_update(store, job_id,
-                      "WITH j AS (UPDATE jobs SET state = 'cancelled', finished_at = now() "
-                      "           WHERE job_id = $1 AND state IN ('receiving', 'running') RETURNING job_id) "
-                      "UPDATE leases SET state = 'revoked', ended_at = now() "
-                      "WHERE job_id = (SELECT job_id FROM j) AND state = 'active'",
-                      NULL, err);
+    PGresult *result = NULL;
+    /* the row is written in any case, because what RETURNING gives is then the newest state and not the snapshot's */
+    int code = job_run(
+        store, job_id,
+        "WITH j AS (UPDATE jobs SET finished_at = coalesce(finished_at, now()), "
+        "             state = CASE WHEN state IN ('receiving', 'queued', 'running') THEN 'cancelled' ELSE state END "
+        "           WHERE job_id = $1 RETURNING job_id, state), "
+        "l AS (UPDATE leases SET state = 'revoked', ended_at = now() "
+        "      WHERE job_id = (SELECT job_id FROM j WHERE state = 'cancelled') AND state = 'active') "
+        "SELECT state, (SELECT count(*) FROM problems p WHERE p.job_id = $1) FROM j",
+        &result, err);
+
+    if (code != KVF_OK) return code;
+    if (PQntuples(result) == 0) {
+        code = job_missing(job_id, err);
+    } else {
+        *out = (struct store_job){.job_id = job_id, .received = (uint64_t)pg_get_int(result, 0, 1)};
+        snprintf(out->state, sizeof out->state, "%s", PQgetvalue(result, 0, 0));
+    }
+    PQclear(result);
+    return code;
 }

@@ -64,10 +64,14 @@ void progress_free(struct progress *progress)
     progress->n_cells = 0;
 }
 
+bool state_ended(const char *state)
+{
+    return strcmp(state, "done") == 0 || strcmp(state, "done_with_errors") == 0 || strcmp(state, "cancelled") == 0;
+}
+
 bool progress_ended(const struct progress *progress)
 {
-    return strcmp(progress->state, "done") == 0 || strcmp(progress->state, "done_with_errors") == 0 ||
-           strcmp(progress->state, "cancelled") == 0;
+    return state_ended(progress->state);
 }
 
 int progress_percent(const struct progress *progress)
@@ -82,7 +86,11 @@ static void figures_print(const struct progress *progress, const char *joint, FI
 {
     char text[FORMAT_MAX], noun[FORMAT_MAX + 16];
 
-    if (!progress_ended(progress)) {
+    if (strcmp(progress->state, "receiving") == 0) {
+        fprintf(out, "%sits problems are on the way", joint);
+    } else if (strcmp(progress->state, "queued") == 0) {
+        fprintf(out, "%sits samples are being made", joint);
+    } else if (!progress_ended(progress)) {
         if (!isnan(progress->samples_per_s)) fprintf(out, "%s%.1f samples/s", joint, progress->samples_per_s);
         if (!isnan(progress->tokens_per_s))
             fprintf(out, "%s%s tok/s", joint, format_count(progress->tokens_per_s, text));
@@ -107,7 +115,7 @@ void progress_line(const struct progress *progress, char *out, size_t cap)
     out[0] = '\0';
     if (memory == NULL) return;
     fprintf(memory, "job %lld: ", (long long)progress->job_id);
-    if (progress_ended(progress)) fprintf(memory, "%s, ", progress->state);
+    if (strcmp(progress->state, "running") != 0) fprintf(memory, "%s, ", progress->state);
     fprintf(memory, "%s/%s (%d %%)", format_count((double)progress->done, done),
             format_noun(progress->total, "sample", total, sizeof total), progress_percent(progress));
     figures_print(progress, ", ", memory);

@@ -23,7 +23,8 @@ struct progress {
 KVF_MUSTCHECK int progress_parse(const json_t *row, struct progress *out, struct kvf_err *err);
 void progress_free(struct progress *progress);
 
-bool progress_ended(const struct progress *progress);  /* done, done_with_errors or cancelled */
+bool state_ended(const char *state); /* of a job: done, done_with_errors or cancelled */
+bool progress_ended(const struct progress *progress);
 int progress_percent(const struct progress *progress); /* 0...100, 100 only when all is done */
 
 /* "job 7: 460/1,088 samples (42 %), 3.2 samples/s, 5,120 tok/s, ETA 3:20, 2 workers, 1 error" without a newline. */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "coordinator/client/exit_code.h"
 #include "coordinator/client/format.h"
+#include "coordinator/client/progress.h"
 #include "coordinator/client/table.h"
 
 const struct view_column report_cell_columns[] = {
@@ -76,17 +77,17 @@ static void job_print(const json_t *job, FILE *out)
     double done = view_number(job, "done"), total = view_number(job, "n_samples"),
            skipped = view_number(job, "skipped_lines");
     double errors = view_number(job, "errors");
-    bool running = strcmp(state, "running") == 0 || strcmp(state, "receiving") == 0;
+    bool ended = state_ended(state);
 
     fprintf(out, "job %.0f: %s, ", view_number(job, "job_id"), state);
     if (done < total)
         fprintf(out, "%s of %s%s", format_count(done, a), format_noun((int64_t)total, "sample", b, sizeof b),
-                running ? " so far" : "");
+                ended ? "" : " so far");
     else
         fprintf(out, "%s", format_noun((int64_t)done, "sample", a, sizeof a));
-    if (!running && !isnan(view_number(job, "wall_s")))
+    if (ended && !isnan(view_number(job, "wall_s")))
         fprintf(out, " in %s", format_duration(view_number(job, "wall_s"), a));
-    if (!running && view_number(job, "tokens_per_s") > 0)
+    if (ended && view_number(job, "tokens_per_s") > 0)
         fprintf(out, "; the whole fleet: %s emitted tokens, %s tok/s", format_count(view_number(job, "tokens"), b),
                 format_count(view_number(job, "tokens_per_s"), c));
     fputc('\n', out);

@@ -80,12 +80,15 @@ note "fleet"
 keys_up
 refused 69 "$url" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "$dir/keys" --timeout 2s
 refused 75 "database" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
+# what else is wrong is said without a database
+refused 78 "coordinator.secret" "$coordinator_bin" --bind "$url" --keys "$dir/no-keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
+refused 64 "nonsense" "$coordinator_bin" --bind nonsense --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
 database_up
 coordinator_up
+refused 78 "$url|in use" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
 refused 78 "another coordinator" "$coordinator_bin" --bind "tcp://127.0.0.1:$((port + 1))" --keys "$dir/keys" --db "$(conninfo kvfleet_coordinator)" --log-level error
 deploy="$KVF_SOURCE/deploy/pgcluster"
 "$deploy" start "$dir/pg2" && "$KVF_SOURCE/deploy/migrate" "$("$deploy" conninfo "$dir/pg2")" >/dev/null
-refused 78 "$url|in use" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "$("$deploy" conninfo "$dir/pg2" kvfleet_coordinator)" --log-level error
 "$psql_bin" -XAtq "$("$deploy" conninfo "$dir/pg2")" -c "INSERT INTO schema_migrations VALUES (99, '0099_later.sql', '')"
 refused 78 "99|newer" "$coordinator_bin" --bind "tcp://127.0.0.1:$((port + 1))" --keys "$dir/keys" --db "$("$deploy" conninfo "$dir/pg2" kvfleet_coordinator)" --log-level error
 "$deploy" stop "$dir/pg2" immediate
@@ -95,4 +98,5 @@ cp "$dir/keys/coordinator.public" "$dir/strange/"
 refused 77 "key" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "$dir/strange" --timeout 10s
 refused 64 "12345" kv results --job 12345
 refused 64 "12345" kv watch 12345
+refused 64 "12345|no such job" kv cancel 12345
 [ $bad -eq 0 ]

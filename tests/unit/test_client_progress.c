@@ -53,6 +53,15 @@ START_TEST(line_of_a_pipe)
     ck_assert_str_eq(line, "job 8: done_with_errors, 10/10 samples (100 %), 1:01, 2 errors");
     progress_free(&progress);
 
+    progress = progress_of("{\"job_id\":8,\"state\":\"queued\",\"total\":10,\"done\":0,\"workers\":0}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_str_eq(line, "job 8: queued, 0/10 samples (0 %), its samples are being made");
+    ck_assert(!progress_ended(&progress));
+    progress = progress_of("{\"job_id\":8,\"state\":\"receiving\",\"total\":10,\"done\":0,\"workers\":0}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_str_eq(line, "job 8: receiving, 0/10 samples (0 %), its problems are on the way");
+    ck_assert(!progress_ended(&progress));
+
     progress = progress_of("{\"job_id\":9,\"state\":\"done\",\"total\":1,\"done\":1,\"elapsed_s\":2}");
     progress_line(&progress, line, sizeof line);
     ck_assert_ptr_nonnull(strstr(line, "1/1 sample (100 %)"));

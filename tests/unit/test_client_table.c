@@ -236,6 +236,31 @@ START_TEST(sample_shows_thinking_and_answer)
 }
 END_TEST
 
+START_TEST(last_line_of_a_report)
+{
+    static const struct {
+        const char *job, *line;
+    } cases[] = {
+        {"{\"job_id\":7,\"state\":\"queued\",\"done\":0,\"n_samples\":1088}",
+         "job 7: queued, 0 of 1,088 samples so far\n"},
+        {"{\"job_id\":7,\"state\":\"running\",\"done\":460,\"n_samples\":1088,\"wall_s\":61}",
+         "job 7: running, 460 of 1,088 samples so far\n"},
+        {"{\"job_id\":7,\"state\":\"cancelled\",\"done\":460,\"n_samples\":1088,\"wall_s\":61}",
+         "job 7: cancelled, 460 of 1,088 samples in 1:01\n"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *job = json_loads(cases[i].job, 0, NULL), *cells = json_array();
+        FILE *out = capture();
+        report_table(job, cells, 0, out);
+        fclose(out);
+        ck_assert_msg(strstr(captured, cases[i].line) != NULL, "expected %s in: %s", cases[i].line, captured);
+        json_decref(cells);
+        json_decref(job);
+    }
+}
+END_TEST
+
 START_TEST(exit_codes_of_jobs)
 {
     static const struct {
@@ -272,6 +297,7 @@ int main(void)
     tcase_add_test(tc, report_of_a_sweep);
     tcase_add_test(tc, csv_and_json_hold_the_same);
     tcase_add_test(tc, sample_shows_thinking_and_answer);
+    tcase_add_test(tc, last_line_of_a_report);
     tcase_add_test(tc, exit_codes_of_jobs);
     suite_add_tcase(suite, tc);
     runner = srunner_create(suite);

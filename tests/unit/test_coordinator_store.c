@@ -106,6 +106,7 @@ static void make_job(int max_attempts)
     ck_assert_str_eq(job.state, "receiving");
     ck_assert_uint_eq(job.received, N_PROBLEMS);
     ck_assert_uint_eq(job.seed, UINT64_MAX);
+    OK(store_job_queue(&store, job_id, &err));
     OK(store_samples_make(&store, &job, &err));
     ck_assert_uint_eq(job.made, 16);
     OK(store_job_start(&store, job_id, &err));
@@ -114,12 +115,12 @@ static void make_job(int max_attempts)
 
 static void setup(void)
 {
-    OK(store_init(&store, getenv("KVF_DB"), &err));
+    OK(store_init(&store, getenv("KVF_DB"), -1, &err));
     OK(open_store(&store, &err));
     queue_init(&queue, 60000, 5000, 0);
     owner = PQconnectdb(getenv("KVF_DB_OWNER"));
     ck_assert_int_eq(PQstatus(owner), CONNECTION_OK);
-    run_sql("UPDATE jobs SET state = 'cancelled' WHERE state IN ('receiving', 'running')");
+    run_sql("UPDATE jobs SET state = 'cancelled' WHERE state IN ('receiving', 'queued', 'running')");
 }
 
 static void teardown(void)
@@ -194,7 +195,7 @@ START_TEST(second_coordinator)
     bool stale = true;
     int code;
 
-    OK(store_init(&other, getenv("KVF_DB"), &err));
+    OK(store_init(&other, getenv("KVF_DB"), -1, &err));
     while ((code = store_open(&other, 100, &stale, &why)) == KVF_EAGAIN) continue;
     ck_assert_int_eq(code, KVF_ECONFLICT);
     ck_assert_ptr_nonnull(strstr(why.text, "another coordinator"));
@@ -225,9 +226,49 @@ START_TEST(schema)
     pg_close(&store.pg);
     run_sql("INSERT INTO schema_migrations (version, name, sha256) VALUES (99, 'later', '')");
     ck_assert_int_eq(open_store(&store, &err), KVF_EUNSUPPORTED);
-    ck_assert_str_eq(err.text, "database schema 99 is newer than this program (3): use a newer kvfleet-coordinator");
+    ck_assert_str_eq(err.text, "database schema 99 is newer than this program (4): use a newer kvfleet-coordinator");
     run_sql("DELETE FROM schema_migrations WHERE version = 99");
     OK(open_store(&store, &err));
+}
+END_TEST
+
+static const char *state_of(int64_t id)
+{
+    static struct store_job job;
+
+    OK(store_job_look(&store, id, &job, &err));
+    return job.state;
+}
+
+START_TEST(states_before_the_first_sample)
+{
+    struct store_job job;
+    int64_t first, found;
+
+    begin_run("states");
+    make_job(3);
+    first = job_id;
+    ck_assert_str_eq(state_of(first), "running");
+    OK(store_job_queue(&store, first, &err)); /* not back */
+    ck_assert_str_eq(state_of(first), "running");
+    ck_assert_int_eq(store_job_queued(&store, 0, &job, &err), KVF_ENOTFOUND);
+
+    run_sql("UPDATE jobs SET state = 'receiving', started_at = NULL WHERE state = 'running'");
+    OK(store_job_start(&store, first, &err)); /* not past queued */
+    ck_assert_str_eq(state_of(first), "receiving");
+    OK(store_job_queue(&store, first, &err));
+    ck_assert_str_eq(state_of(first), "queued");
+    ck_assert_int_eq(number("SELECT count(*) FROM v_job WHERE state = 'queued' AND started_at IS NULL"), 1);
+    OK(store_job_queued(&store, 0, &job, &err));
+    ck_assert_int_eq(job.job_id, first);
+    ck_assert_uint_eq(job.made, 16);
+    ck_assert_uint_eq(job.n_cells, 2);
+    ck_assert_int_eq(store_job_queued(&store, first, &job, &err), KVF_ENOTFOUND);
+    OK(store_job_unfinished(&store, str_of(HASH_A), &found, &err));
+    ck_assert_int_eq(found, first);
+    OK(store_job_cancel(&store, first, &job, &err));
+    ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_int_eq(store_job_queued(&store, 0, &job, &err), KVF_ENOTFOUND);
 }
 END_TEST
 
@@ -463,12 +504,59 @@ START_TEST(cancel)
     begin_run("cancel");
     make_job(3);
     lease = lend(4);
-    OK(store_job_cancel(&store, job_id, &err));
-    OK(store_job_look(&store, job_id, &job, &err));
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_int_eq(job.job_id, job_id);
     ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_uint_eq(job.received, N_PROBLEMS);
+    ck_assert_int_eq(
+        number("SELECT count(*) FROM jobs WHERE state = 'cancelled' AND finished_at IS NOT NULL AND job_id = "
+               "(SELECT max(job_id) FROM jobs)"),
+        1);
     ck_assert_uint_eq(put(lease, 0, 1, false), 1);
     ck_assert_int_eq(store_job_look(&store, 999999, &job, &err), KVF_ENOTFOUND);
     ck_assert_int_eq(store_job_unfinished(&store, str_of(HASH_A), &job.job_id, &err), KVF_ENOTFOUND);
+}
+END_TEST
+
+START_TEST(cancel_says_what_it_found)
+{
+    struct store_job job;
+    int64_t ended_us;
+
+    begin_run("cancel-ended");
+    make_job(3);
+    run_sql("UPDATE jobs SET state = 'done', finished_at = now() WHERE state = 'running'");
+    ended_us =
+        number("SELECT (extract(epoch FROM finished_at) * 1000000)::bigint FROM jobs ORDER BY job_id DESC LIMIT 1");
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_str_eq(job.state, "done");
+    ck_assert_int_eq(
+        number("SELECT (extract(epoch FROM finished_at) * 1000000)::bigint FROM jobs ORDER BY job_id DESC LIMIT 1"),
+        ended_us);
+    ck_assert_int_eq(store_job_cancel(&store, 999999, &job, &err), KVF_ENOTFOUND);
+    ck_assert_str_eq(err.text, "job 999999: there is no such job");
+}
+END_TEST
+
+/* The answer needs the table of problems: while that is locked nothing is cancelled either. */
+START_TEST(a_cancel_is_all_or_nothing)
+{
+    struct queue_lease *lease;
+    struct store_job job;
+
+    begin_run("cancel-half");
+    make_job(3);
+    lease = lend(4);
+    OK(pg_run(&store.pg, "SET lock_timeout = '50ms'", NULL, 1000, NULL, &err));
+    run_sql("BEGIN");
+    run_sql("LOCK TABLE problems IN ACCESS EXCLUSIVE MODE");
+    ck_assert_int_eq(store_job_cancel(&store, job_id, &job, &err), KVF_ECONFLICT);
+    run_sql("ROLLBACK");
+    ck_assert_int_eq(number("SELECT count(*) FROM jobs WHERE state = 'running'"), 1);
+    ck_assert_uint_eq(put(lease, 0, 1, false), 0);
+    OK(store_job_cancel(&store, job_id, &job, &err));
+    ck_assert_str_eq(job.state, "cancelled");
+    ck_assert_uint_eq(put(lease, 1, 1, false), 1);
 }
 END_TEST
 
@@ -520,6 +608,7 @@ int main(void)
     tcase_add_test(all, second_coordinator);
     tcase_add_test(all, lost_connection);
     tcase_add_test(all, schema);
+    tcase_add_test(all, states_before_the_first_sample);
     tcase_add_test(all, samples);
     tcase_add_test(all, results_and_fences);
     tcase_add_test(all, a_turn_with_everything);
@@ -527,6 +616,8 @@ int main(void)
     tcase_add_test(all, a_load_is_all_or_nothing);
     tcase_add_test(all, given_up);
     tcase_add_test(all, cancel);
+    tcase_add_test(all, cancel_says_what_it_found);
+    tcase_add_test(all, a_cancel_is_all_or_nothing);
     tcase_add_test(all, values_that_do_not_fit);
     suite_add_tcase(suite, all);
     runner = srunner_create(suite);
