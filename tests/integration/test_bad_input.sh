@@ -63,6 +63,10 @@ refused 64 "nowhere" "$kvfleet_bin" generate --model "$dir/nowhere" hello
 refused 64 "context|2048" "$kvfleet_bin" generate --model "$model" --raw "$(head -c 5000 /dev/zero | tr '\0' a)"
 refused 64 "profile" "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 hello
 refused 64 "profile" submit --policy reasonalloc
+refused 64 "nonsense|kvfleet-tiny" submit --template nonsense
+cp -r "$model" "$dir/other-chat"
+sed -i 's/<|assistant|>/<|model|>/g' "$dir/other-chat/tokenizer_config.json"
+refused 64 "chat template" kv submit --model "$dir/other-chat" --dataset "$data" --policy full
 cp "$KVF_SOURCE/tests/wave-profile.json" "$dir/other.json"
 sed -i 's/"model_hash": "..../"model_hash": "0000/' "$dir/other.json"
 refused 64 "0000|$("$kvfleet_bin" generate --model "$model" --max-new-tokens 1 --json hello 2>/dev/null | grep -o '"model_hash": "[0-9a-f]*' | cut -d'"' -f4)" \
