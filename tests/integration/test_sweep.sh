@@ -109,5 +109,7 @@ done >"$dir/twice"
 [ "$(sql "SELECT count(DISTINCT output_hash) FROM v_sample WHERE job_id = (SELECT max(job_id) FROM jobs) AND problem_no = 0 AND policy = 'random'")" -ge 1 ] || fail "no outputs"
 
 note "status, workers"
+[ "$(kv status "$job" --csv)" = "$(kv status --csv | sed -n "1p;/^$job,/p")" ] || fail "status JOB --csv: $(kv status "$job" --csv)"
+kv status "$job" | grep -qx "title  *tiny-reasoner on chain-arith-narrow" || fail "status JOB cuts the title: $(kv status "$job")"
 kv status | grep -q cancelled || fail "status lacks the cancelled job"
 [ "$(kv workers --json | python3 -c 'import json,sys; d=json.load(sys.stdin); print(len(d["workers"] if isinstance(d, dict) else d))')" = 2 ] || fail "workers does not list two"
