@@ -367,6 +367,7 @@ int local_calibrate(const struct local_calibration *how, struct wave_profile *ou
     if (prompts == NULL || prompt_tokens == NULL || path == NULL)
         rc = kvf_fail(err, KVF_ENOMEM, "calibration: out of memory");
     if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, "f32", how->threads, 0, &engine, err);
+    if (rc == 0) rc = new_file_check(path, "wave profile", err);
     if (rc == 0) rc = probes_prompt(engine, how, &dataset, prompts, prompt_tokens, err);
     if (rc == 0)
         rc = engine_calibrate(engine, (const int32_t *const *)prompts, prompt_tokens, (int)dataset.count, &how->how,
