@@ -310,8 +310,8 @@ int local_print_json(const struct local_answer *answer, FILE *out, struct kvf_er
     int rc = 0;
     if (bad || answer->map.lost)
         rc = kvf_fail(err, KVF_ENOMEM, "figures as JSON: out of memory");
-    else if (json_dumpf(object, out, 0) != 0 || fputc('\n', out) == EOF || fflush(out) != 0)
-        rc = kvf_fail(err, KVF_EIO, "cannot write the figures: %s", strerror(errno));
+    else if ((json_dumpf(object, out, 0) != 0 || fputc('\n', out) == EOF) && !ferror(out))
+        rc = kvf_fail(err, KVF_ENOMEM, "figures as JSON: out of memory");
     json_decref(object);
     return rc;
 }

@@ -72,6 +72,12 @@ sed -i 's/"model_hash": "..../"model_hash": "0000/' "$dir/other.json"
 refused 64 "0000|$("$kvfleet_bin" generate --model "$model" --max-new-tokens 1 --json hello 2>/dev/null | grep -o '"model_hash": "[0-9a-f]*' | cut -d'"' -f4)" \
     "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 --profile "$dir/other.json" hello
 
+note "an output that cannot be written"
+full() { bash -c '"$0" "$@" >/dev/full' "$kvfleet_bin" "$@"; }
+refused 70 "cannot write the output" full policies
+refused 70 "cannot write the output" full policies --json
+refused 70 "cannot write the output" full generate --model "$model" --max-new-tokens 4 --json --log-level error hello
+
 note "settings files"
 echo nonsense >"$dir/odd.conf"
 for program in "$coordinator_bin" "$worker_bin" "$kvfleet_bin status"; do
@@ -86,6 +92,7 @@ refused 69 "$url" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "
 refused 75 "database" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
 database_up
 coordinator_up
+refused 70 "cannot write the output" full status --json --coordinator "$url" --keys "$dir/keys"
 refused 78 "another coordinator" "$coordinator_bin" --bind "tcp://127.0.0.1:$((port + 1))" --keys "$dir/keys" --db "$(conninfo kvfleet_coordinator)" --log-level error
 deploy="$KVF_SOURCE/deploy/pgcluster"
 "$deploy" start "$dir/pg2" && "$KVF_SOURCE/deploy/migrate" "$("$deploy" conninfo "$dir/pg2")" >/dev/null
