@@ -63,6 +63,8 @@ refused 64 "nowhere" "$kvfleet_bin" generate --model "$dir/nowhere" hello
 refused 64 "context|2048" "$kvfleet_bin" generate --model "$model" --raw "$(head -c 5000 /dev/zero | tr '\0' a)"
 refused 64 "profile" "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 hello
 refused 64 "profile" submit --policy reasonalloc
+refused 64 'model folder "/no/where": No such file' submit --model /no/where
+refused 64 "ok.jsonl: expected a model folder, got a file" submit --model "$dir/ok.jsonl"
 refused 64 "nonsense|kvfleet-tiny" submit --template nonsense
 cp -r "$model" "$dir/other-chat"
 sed -i 's/<|assistant|>/<|model|>/g' "$dir/other-chat/tokenizer_config.json"
