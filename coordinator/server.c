@@ -303,11 +303,22 @@ static int ready_file_write(const struct server *server, struct kvf_err *err)
     return KVF_OK;
 }
 
+/* A wrong key folder is known at once, not after the wait for a database. */
+static int keys_check(const char *folder, struct kvf_err *err)
+{
+    struct key_pair pair;
+    const int code = keys_load_pair(folder, "coordinator", &pair, err);
+
+    explicit_bzero(&pair, sizeof pair);
+    return code;
+}
+
 static int server_open(struct server *server, struct kvf_err *err)
 {
     const struct server_options *options = server->options;
-    int code = signals_open(server, err);
+    int code = keys_check(options->keys, err);
 
+    if (code == KVF_OK) code = signals_open(server, err);
     if (code == KVF_OK) code = store_init(&server->store, options->db, err);
     if (code == KVF_OK) code = database_wait(server, err);
     if (code == KVF_OK) {

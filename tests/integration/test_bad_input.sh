@@ -91,6 +91,7 @@ done
 note "fleet"
 keys_up
 refused 69 "$url" timeout 60 "$kvfleet_bin" status --coordinator "$url" --keys "$dir/keys" --timeout 2s
+refused 78 "no-keys/coordinator.secret" "$coordinator_bin" --bind "$url" --keys "$dir/no-keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
 refused 75 "database" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
 database_up
 coordinator_up
