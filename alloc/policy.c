@@ -14,7 +14,8 @@ static const struct part {
     [PLAN_WAVE] = {"wave", "ReasonAlloc, arXiv 2606.11164", "the wave profile's demand, smoothed and clipped"},
     [PLAN_ZIGZAG] = {"zigzag", "ZigZagKV, arXiv 2412.09036", "a floor, and the rest in proportion to demand"},
     [PLAN_FILE] = {"file", "", "weights from layer_share of the wave profile"},
-    [PLAN_DYNAMIC] = {"dynamic", "ReasonAlloc, arXiv 2606.11164, appendix C", "wave, measured at every compaction"},
+    [PLAN_DYNAMIC] = {"dynamic", "after ReasonAlloc, arXiv 2606.11164, appendix C",
+                      "wave, measured at every compaction"},
     [PLAN_CAKE] = {"cake", "CAKE, arXiv 2503.12491", "entropy and temporal variance of the window's attention"},
 };
 static const struct part routers[] = {
@@ -40,8 +41,8 @@ static const struct preset {
     {"reasonalloc-relative", "rkv", "reasonalloc on comparable scores", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RELATIVE},
     {"zigzag-rkv", "rkv", "ZigZagKV on R-KV's score", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW},
     {"cake", "snapkv", "CAKE, arXiv 2503.12491, on SnapKV's score", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW},
-    {"dynamic", "rkv", "ReasonAlloc, arXiv 2606.11164, appendix C", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW},
-    {"ada-snapkv", "snapkv", "Ada-KV, arXiv 2407.11550", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW},
+    {"dynamic", "rkv", "after ReasonAlloc, arXiv 2606.11164, appendix C", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW},
+    {"ada-snapkv", "snapkv", "Ada-KV, arXiv 2407.11550, on R-KV's SnapKV", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW},
 };
 enum { PRESETS = sizeof presets / sizeof presets[0] };
 

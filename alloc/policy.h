@@ -41,7 +41,7 @@ enum policy_scores {
 };
 /* How the query heads of a group become one score for their kv head. */
 enum policy_reduce {
-    REDUCE_METHOD,    /* as the scorer's source has it */
+    REDUCE_METHOD,    /* the scorer's own: max-logit of snapkv and rkv, max-prob of lava, mean-prob of the others */
     REDUCE_MAX_LOGIT, /* R-KV: largest logit of the group, then the softmax over the entries before the window */
     REDUCE_MEAN_PROB, /* SnapKV, Ada-KV: mean of softmaxes over all entries that the query sees */
     REDUCE_MAX_PROB,  /* the same, the largest */

@@ -27,7 +27,8 @@ static const struct policy_key keys[] = {
      3,
      REDUCE_METHOD,
      {"method", "max-logit", "mean-prob", "max-prob"},
-     .meaning = "how a group's query heads become one score; method: as the source has it"},
+     .meaning = "how a group's query heads become one score; method: max-logit of snapkv and rkv, max-prob of lava, "
+                "else mean-prob"},
     {"pool", KEY_WORD, AT(pool), 0, 1, POOL_MAX, {"max", "avg"}, .meaning = "pooling over neighbours"},
     {"lambda", KEY_REAL, AT(lambda), 0, 1, 0.1, .meaning = "weight of importance against redundancy"},
     {"similarity", KEY_REAL, AT(similarity), -1, 1, 0.5, .meaning = "cosine above which two keys are similar, T"},

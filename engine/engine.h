@@ -60,6 +60,9 @@ const char *engine_kernel_set(int index);
 KVF_MUSTCHECK int engine_prompt(const struct engine *engine, const char *template_name, const char *user, int32_t **ids,
                                 int *count, char **text, struct kvf_err *err);
 
+/* Whether a worker that loads `folder` will know `template_name`, from config.json and tokenizer files alone. */
+KVF_MUSTCHECK int engine_check_template(const char *folder, const char *template_name, struct kvf_err *err);
+
 /* ---- requests ---- */
 
 struct sampling {

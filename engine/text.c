@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "engine/internal.h"
+#include "engine/model/config.h"
 
 #define PIECE_BYTES 2200 /* one token and what a flush can add */
 
@@ -17,6 +18,19 @@ int engine_prompt(const struct engine *engine, const char *template_name, const 
         *text = rendered;
     else
         free(rendered);
+    return rc;
+}
+
+int engine_check_template(const char *folder, const char *template_name, struct kvf_err *err)
+{
+    struct model_config config;
+    struct tokenizer *tokenizer = NULL;
+    char *rendered = NULL;
+    int rc = config_read(folder, &config, err);
+    if (rc == 0) rc = tokenizer_open(folder, config.vocab, &tokenizer, err);
+    if (rc == 0) rc = chat_render(tokenizer, template_name, "", &rendered, err);
+    free(rendered);
+    tokenizer_close(&tokenizer);
     return rc;
 }
 

@@ -41,8 +41,10 @@ static int item_find(const struct conf *conf, const char *name, size_t len)
 
 static int range_fail(const struct conf_item *item, const char *origin, const char *text, struct kvf_err *err)
 {
-    return kvf_fail(err, KVF_EINVAL, "%s (%s): expected %.15g to %.15g%s, got %s", item->name, origin, item->min,
-                    item->max, item->kind == CONF_MS ? " ms" : "", text);
+    /* 17 digits write a whole number as it is; a fraction such as 0.01 is short with 15 */
+    const int digits = item->kind == CONF_REAL ? 15 : 17;
+    return kvf_fail(err, KVF_EINVAL, "%s (%s): expected %.*g to %.*g%s, got %s", item->name, origin, digits, item->min,
+                    digits, item->max, item->kind == CONF_MS ? " ms" : "", text);
 }
 
 static int in_range(const struct conf_item *item, double value)

@@ -24,6 +24,8 @@ const char *key_role_name(enum key_role role)
 static int path_make(char path[PATH_MAX], struct kvf_err *err, const char *folder, const char *part, const char *name,
                      const char *suffix)
 {
+    /* "" and a name would be a file of the root folder */
+    if (folder[0] == 0) return kvf_fail(err, KVF_EINVAL, "key folder: expected a path, got none");
     if (snprintf(path, PATH_MAX, "%s/%s%s%s", folder, part, name, suffix) < PATH_MAX) return 0;
     return kvf_fail(err, KVF_EINVAL, "key folder %s: path is too long", folder);
 }

@@ -310,8 +310,8 @@ int local_print_json(const struct local_answer *answer, FILE *out, struct kvf_er
     int rc = 0;
     if (bad || answer->map.lost)
         rc = kvf_fail(err, KVF_ENOMEM, "figures as JSON: out of memory");
-    else if (json_dumpf(object, out, 0) != 0 || fputc('\n', out) == EOF || fflush(out) != 0)
-        rc = kvf_fail(err, KVF_EIO, "cannot write the figures: %s", strerror(errno));
+    else if ((json_dumpf(object, out, 0) != 0 || fputc('\n', out) == EOF) && !ferror(out))
+        rc = kvf_fail(err, KVF_ENOMEM, "figures as JSON: out of memory");
     json_decref(object);
     return rc;
 }
@@ -367,6 +367,7 @@ int local_calibrate(const struct local_calibration *how, struct wave_profile *ou
     if (prompts == NULL || prompt_tokens == NULL || path == NULL)
         rc = kvf_fail(err, KVF_ENOMEM, "calibration: out of memory");
     if (rc == 0) rc = engine_open_local(how->model_folder, how->kernels, "f32", how->threads, 0, &engine, err);
+    if (rc == 0) rc = new_file_check(path, "wave profile", err);
     if (rc == 0) rc = probes_prompt(engine, how, &dataset, prompts, prompt_tokens, err);
     if (rc == 0)
         rc = engine_calibrate(engine, (const int32_t *const *)prompts, prompt_tokens, (int)dataset.count, &how->how,

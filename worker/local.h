@@ -63,7 +63,7 @@ void local_answer_free(struct local_answer *answer);
 /* The figures as aligned text, a figure a line; what was not measured is left out. */
 void local_print_figures(const struct local_answer *answer, FILE *out);
 /* Text and figures as one JSON object and a line end; what was not measured is null; kv_map where it was recorded.
- * KVF_EIO, KVF_ENOMEM. */
+ * What cannot be written stays an error of `out`. */
 KVF_MUSTCHECK int local_print_json(const struct local_answer *answer, FILE *out, struct kvf_err *err);
 
 /* ---- calibration ---- */

@@ -34,6 +34,14 @@ int new_file_begin(const char *path, const char *what, struct new_file *out, str
     return kvf_fail(err, KVF_EIO, "%s: cannot write %s: %s", path, what, strerror(why));
 }
 
+int new_file_check(const char *path, const char *what, struct kvf_err *err)
+{
+    struct new_file file;
+    int rc = new_file_begin(path, what, &file, err);
+    if (rc == 0) new_file_drop(&file);
+    return rc;
+}
+
 void new_file_drop(struct new_file *file)
 {
     if (file->stream != NULL) {

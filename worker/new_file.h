@@ -13,6 +13,8 @@ struct new_file {
 
 /* what: "wave profile", for the error lines. KVF_EIO when the folder takes no file or the path is a folder. */
 KVF_MUSTCHECK int new_file_begin(const char *path, const char *what, struct new_file *out, struct kvf_err *err);
+/* Whether new_file_begin would do: for work that takes long and is written at its end. Leaves nothing behind. */
+KVF_MUSTCHECK int new_file_check(const char *path, const char *what, struct kvf_err *err);
 /* Closes it in any case; KVF_EIO when something could not be written, and nothing stays behind. */
 KVF_MUSTCHECK int new_file_commit(struct new_file *file, const char *what, struct kvf_err *err);
 /* Removes what was written; for a file that was not begun or is committed it does nothing. */

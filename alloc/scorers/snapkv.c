@@ -13,7 +13,7 @@ static void snapkv_score(const struct policy *policy, const struct compact_input
 
 const struct scorer scorer_snapkv = {
     .name = "snapkv",
-    .source = "SnapKV, arXiv 2404.14469",
+    .source = "SnapKV, arXiv 2404.14469, as R-KV runs it while decoding",
     .needs = NEEDS_QUERIES,
     .keys = "kernel reduce pool",
     .score = snapkv_score,

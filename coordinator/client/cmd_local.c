@@ -342,7 +342,7 @@ const struct command command_generate = {
             "while the\n"
             "cache fills. A terminal gets colours (NO_COLOR: bars), a pipe plain characters in 80 columns.",
     .example = "kvfleet generate --model models/tiny-reasoner --policy rkv --budget 128 --interval 32 \\\n"
-               "      \"mod 10: a=3; b=a+4; c=b*2. Find c.\"",
+               "      \"mod 10: p=n-9; q=h-5; n=8; h=c-5; w=3; c=w*9; e=2. Find w,h,c,q,p.\"",
     .items = generate_items,
     .fleet = false,
     .run = run_generate,

@@ -5,6 +5,7 @@
 #include "coordinator/client/commands.h"
 #include "coordinator/client/exit_code.h"
 #include "coordinator/client/table.h"
+#include "coordinator/client/view.h"
 
 #define AT(field) offsetof(struct settings, field)
 
@@ -132,11 +133,7 @@ static int run_policies(const struct command *command, const struct settings *se
     if (rest[0] != NULL) code = policy_parse(rest[0], &policy, &err);
     if (code != KVF_OK) return command_fail(command, code, &err);
     if (settings->json) {
-        json_t *json = rest[0] != NULL ? policy_json(&policy) : tables_json();
-        if (json == NULL || json_dumpf(json, stdout, JSON_INDENT(2)) != 0)
-            code = kvf_fail(&err, KVF_ENOMEM, "policies: out of memory");
-        printf("\n");
-        json_decref(json);
+        code = view_json(rest[0] != NULL ? policy_json(&policy) : tables_json(), stdout, &err);
         return code == KVF_OK ? EXIT_DONE : command_fail(command, code, &err);
     }
     if (rest[0] != NULL) {

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
+#include "alloc/policy.h"
 #include "coordinator/client/commands.h"
 #include "coordinator/client/exit_code.h"
 #include "coordinator/client/report.h"
@@ -18,8 +19,8 @@ static const struct conf_item results_items[] = {
     {"samples", 0, CONF_BOOL, AT(samples), "false", 0, 0, NULL, "list all samples"},
     {"sample", 's', CONF_INT, AT(sample), NULL, 1, 9007199254740992.0, "ID",
      "show one sample: prompt, thinking, answer, grade"},
-    {"policy", 'p', CONF_TEXT, AT(policy), NULL, 0, 0, "NAME", "of a list: only this policy"},
-    {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N", "of a list: only this budget"},
+    {"policy", 'p', CONF_TEXT, AT(policy), NULL, 0, 0, "NAME", "only this policy; of a list: with --budget, one cell"},
+    {"budget", 'b', CONF_INT, AT(budget), NULL, 1, 1048576, "N", "only this budget"},
     {"limit", 'n', CONF_INT, AT(rows), "-1", -1, 100000000, "N",
      "of a list: at most N rows; 0: all; -1: 50 in the table, all in --json and --csv"},
     {"after", 0, CONF_INT, AT(after), NULL, 1, 9007199254740992.0, "ID", "of a list: go on after this sample"},
@@ -35,6 +36,50 @@ static int cells_fetch(struct session *session, int64_t job_id, json_t **cells, 
     return session_rows(session, &query, cells, NULL, err);
 }
 
+/* The policy as cells are named: `rkv:lambda=0.1` is `rkv`. */
+static int policy_named(const struct settings *settings, struct policy *out, struct kvf_err *err)
+{
+    memset(out, 0, sizeof *out);
+    return settings->policy == NULL ? KVF_OK : policy_parse(settings->policy, out, err);
+}
+
+/* Leaves the cells that --policy and --budget name. */
+static int cells_choose(const struct settings *settings, json_t *cells, struct kvf_err *err)
+{
+    struct policy wanted;
+    int code = policy_named(settings, &wanted, err);
+
+    for (size_t i = 0; code == KVF_OK && i < json_array_size(cells);) {
+        const json_t *cell = json_array_get(cells, i);
+        const char *policy = view_string(cell, "policy");
+        if ((settings->policy != NULL && (policy == NULL || strcmp(policy, wanted.name) != 0)) ||
+            (settings->budget != 0 && view_number(cell, "budget_tokens") != (double)settings->budget))
+            json_array_remove(cells, i);
+        else
+            i++;
+    }
+    return code;
+}
+
+/* What --policy and --budget said, as an error repeats it. */
+static const char *choice_print(const struct settings *settings, char *text, size_t cap)
+{
+    char budget[32] = "";
+
+    if (settings->budget != 0) snprintf(budget, sizeof budget, " budget %lld", (long long)settings->budget);
+    snprintf(text, cap, "%s%.160s%s", settings->policy == NULL ? "" : " policy ",
+             settings->policy == NULL ? "" : settings->policy, budget);
+    return text;
+}
+
+static int choice_empty(const struct settings *settings, int64_t job_id, struct kvf_err *err)
+{
+    char choice[256];
+
+    return kvf_fail(err, KVF_ENOTFOUND, "job %lld: it has no cell of%s; kvfleet results --job %lld lists them",
+                    (long long)job_id, choice_print(settings, choice, sizeof choice), (long long)job_id);
+}
+
 int print_results(const struct command *command, const struct settings *settings, struct session *session,
                   int64_t job_id)
 {
@@ -43,6 +88,10 @@ int print_results(const struct command *command, const struct settings *settings
     int exit_code, code = job_fetch(session, job_id, &job, &err);
 
     if (code == KVF_OK) code = cells_fetch(session, job_id, &cells, &err);
+    if (code == KVF_OK && (settings->policy != NULL || settings->budget != 0)) {
+        code = cells_choose(settings, cells, &err);
+        if (code == KVF_OK && json_array_size(cells) == 0) code = choice_empty(settings, job_id, &err);
+    }
     if (code == KVF_OK && settings->json)
         code = view_json(json_pack("{s:O, s:o}", "job", job, "cells", view_ordered(report_cell_columns, cells)), stdout,
                          &err);
@@ -60,27 +109,21 @@ int print_results(const struct command *command, const struct settings *settings
 static int cell_pick(struct session *session, const struct settings *settings, int64_t job_id, int64_t *cell_id,
                      struct kvf_err *err)
 {
-    json_t *cells, *cell;
-    size_t i;
-    int matches = 0, code;
+    char choice[256];
+    json_t *cells = NULL;
+    int code;
 
     *cell_id = -1;
     if (settings->policy == NULL && settings->budget == 0) return KVF_OK;
     code = cells_fetch(session, job_id, &cells, err);
-    if (code != KVF_OK) return code;
-    json_array_foreach(cells, i, cell)
-    {
-        const char *policy = view_string(cell, "policy");
-        if (settings->policy != NULL && (policy == NULL || strcmp(policy, settings->policy) != 0)) continue;
-        if (settings->budget != 0 && view_number(cell, "budget_tokens") != (double)settings->budget) continue;
-        *cell_id = json_integer_value(json_object_get(cell, "cell_id"));
-        matches++;
-    }
+    if (code == KVF_OK) code = cells_choose(settings, cells, err);
+    if (code == KVF_OK && json_array_size(cells) == 0) code = choice_empty(settings, job_id, err);
+    if (code == KVF_OK && json_array_size(cells) > 1)
+        code = kvf_fail(err, KVF_EINVAL, "job %lld:%s fits %zu cells, expected one: give --policy and --budget",
+                        (long long)job_id, choice_print(settings, choice, sizeof choice), json_array_size(cells));
+    if (code == KVF_OK) *cell_id = json_integer_value(json_object_get(json_array_get(cells, 0), "cell_id"));
     json_decref(cells);
-    if (matches == 1) return KVF_OK;
-    return kvf_fail(err, KVF_EINVAL, "job %lld: policy %s, budget %lld: expected to name one cell, %d fit",
-                    (long long)job_id, settings->policy == NULL ? "(any)" : settings->policy,
-                    (long long)settings->budget, matches);
+    return code;
 }
 
 static int print_samples(const struct settings *settings, struct session *session, int64_t job_id, struct kvf_err *err)

@@ -65,8 +65,10 @@ static void job_print(const json_t *job, const json_t *progress_row)
     table_column(table, "", TABLE_LEFT);
     table_column(table, "", TABLE_LEFT);
     for (const struct view_column *column = job_columns; column->key != NULL; column++) {
+        struct view_column whole = *column; /* one job has the room */
+        if (whole.kind == VIEW_SHORT) whole.kind = VIEW_TEXT;
         table_cell(table, column->header);
-        table_cell(table, view_format(column, job, text, sizeof text));
+        table_cell(table, view_format(&whole, job, text, sizeof text));
     }
     table_print(table, 0, 0, stdout);
     table_free(&table);
@@ -74,6 +76,17 @@ static void job_print(const json_t *job, const json_t *progress_row)
     progress_line(&progress, text, sizeof text);
     printf("\n%s\n", text);
     progress_free(&progress);
+}
+
+/* The row that the list has for it. */
+static int job_csv(json_t *job, struct kvf_err *err)
+{
+    json_t *rows = json_pack("[O]", job);
+
+    if (rows == NULL) return kvf_fail(err, KVF_ENOMEM, "CSV: out of memory");
+    view_csv(job_columns, rows, stdout);
+    json_decref(rows);
+    return KVF_OK;
 }
 
 static int status_job(const struct settings *settings, struct session *session, const char *text, struct kvf_err *err)
@@ -95,6 +108,8 @@ static int status_job(const struct settings *settings, struct session *session, 
         code = view_json(
             json_pack("{s:O, s:o}", "job", job, "progress", progress == NULL ? json_null() : json_incref(progress)),
             stdout, err);
+    else if (code == KVF_OK && settings->csv)
+        code = job_csv(job, err);
     else if (code == KVF_OK)
         job_print(job, progress);
     json_decref(rows);

@@ -102,6 +102,35 @@ static void job_print(const json_t *job, FILE *out)
                 format_noun((int64_t)skipped, "bad line", a, sizeof a), text_of(job, "dataset_name"));
 }
 
+/* Samples of two kernel sets in one table: another KV type has other bytes, another set may round an answer away. */
+static void kernel_sets_print(const json_t *cells, FILE *out)
+{
+    json_t *sets = json_object(), *cell;
+    const char *name, *before = "";
+    void *next;
+    size_t i;
+
+    json_array_foreach(cells, i, cell)
+    {
+        const char *list = view_string(cell, "kernel_sets");
+        for (size_t len; list != NULL && *list != '\0'; list += len + (list[len] == ',')) {
+            len = strcspn(list, ",");
+            json_object_setn_new(sets, list, len, json_true());
+        }
+    }
+    if (json_object_size(sets) > 1) {
+        fputs("more than one kernel set ran (", out);
+        json_object_foreach_safe(sets, next, name, cell)
+        {
+            fprintf(out, "%s", before);
+            text_print(name, false, out);
+            before = ", ";
+        }
+        fputs("): KV bytes and tok/s mix theirs, and answers may differ.\n", out);
+    }
+    json_decref(sets);
+}
+
 void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
 {
     view_table(report_cell_columns, cells, width, REPORT_CELL_KEYS, out);
@@ -110,6 +139,10 @@ void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
           "KV: bytes in use a sample, mean over its steps and peak. tok/s: emitted by one worker,\n"
           "decode alone and with prefill and compaction. tokens, compactions, evicted: mean a sample.\n",
           out);
+    if (json_array_size(cells) > 1)
+        fputs("A batch mixes cells and its time is shared evenly: for a cell's own speed, make it a job of its own.\n",
+              out);
+    kernel_sets_print(cells, out);
     job_print(job, out);
 }
 

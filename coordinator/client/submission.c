@@ -129,6 +129,7 @@ int submission_make(const char *command, const struct settings *settings, struct
         code = kvf_fail(err, KVF_EINVAL, "--top-p: expected more than 0 and at most 1, got %g", settings->top_p);
     if (code == KVF_OK) code = dataset_read(settings->dataset, &options, &out->dataset, err);
     if (code == KVF_OK) code = model_identify(settings->model, out, err);
+    if (code == KVF_OK) code = engine_check_template(settings->model, settings->template_name, err);
     if (code == KVF_OK && out->plan.needs_profile) code = profile_load(settings, out, err);
     if (code != KVF_OK) goto fail;
     if (settings->title != NULL && strlen(settings->title) >= sizeof out->title) {

@@ -216,8 +216,8 @@ int view_json(json_t *document, FILE *out, struct kvf_err *err)
         json_object_set_new(whole, "schema_version", json_integer(VIEW_SCHEMA_VERSION)) != 0 ||
         json_object_update(whole, document) != 0)
         code = kvf_fail(err, KVF_ENOMEM, "JSON: out of memory");
-    else if (json_dumpf(whole, out, JSON_INDENT(2)) != 0 || fputc('\n', out) == EOF)
-        code = kvf_fail(err, KVF_EIO, "JSON: cannot write the output");
+    else if ((json_dumpf(whole, out, JSON_INDENT(2)) != 0 || fputc('\n', out) == EOF) && !ferror(out))
+        code = kvf_fail(err, KVF_ENOMEM, "JSON: out of memory"); /* an output that fails is main's to report */
     json_decref(whole);
     json_decref(document);
     return code;

@@ -41,7 +41,8 @@ void view_csv(const struct view_column *columns, const json_t *rows, FILE *out);
 /* New array: each row with the columns' keys first, in their order, then whatever else it has; missing values are null.
  */
 json_t *view_ordered(const struct view_column *columns, const json_t *rows);
-/* Prints {"schema_version": 1, ...} and a newline; takes over `document`, which is NULL after an allocation failed. */
+/* Prints {"schema_version": 1, ...} and a newline; takes over `document`, which is NULL after an allocation failed.
+ * What cannot be written stays an error of `out`, as with a table. */
 KVF_MUSTCHECK int view_json(json_t *document, FILE *out, struct kvf_err *err);
 
 double view_number(const json_t *row, const char *key);      /* NaN when null or missing */

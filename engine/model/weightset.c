@@ -1,8 +1,10 @@
 /* weightset.c: see weightset.h. */
 #include "engine/model/weightset.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define SINGLE_NAME "model.safetensors"
 #define INDEX_NAME  "model.safetensors.index.json"
@@ -66,6 +68,16 @@ static int index_read(const char *folder, struct weight_names *out, struct kvf_e
     return KVF_OK;
 }
 
+/* Why there are no weights: mostly because the path is a typo. */
+static int weights_missing(const char *folder, struct kvf_err *err)
+{
+    struct stat there;
+    if (stat(folder, &there) != 0)
+        return kvf_fail(err, KVF_ENOTFOUND, "model folder \"%s\": %s", folder, strerror(errno));
+    if (!S_ISDIR(there.st_mode)) return kvf_fail(err, KVF_ENOTFOUND, "%s: expected a model folder, got a file", folder);
+    return kvf_fail(err, KVF_ENOTFOUND, "%s: no weights: neither " SINGLE_NAME " nor " INDEX_NAME " is there", folder);
+}
+
 int weight_names_read(const char *folder, struct weight_names *out, struct kvf_err *err)
 {
     *out = (struct weight_names){0};
@@ -78,8 +90,7 @@ int weight_names_read(const char *folder, struct weight_names *out, struct kvf_e
     } else if (filemap_exists(folder, INDEX_NAME)) {
         rc = index_read(folder, out, err);
     } else {
-        rc =
-            kvf_fail(err, KVF_ENOTFOUND, "%s: no weights: neither " SINGLE_NAME " nor " INDEX_NAME " is there", folder);
+        rc = weights_missing(folder, err);
     }
     if (rc != KVF_OK) weight_names_free(out);
     return rc;

@@ -5,6 +5,7 @@
 #include "alloc/compact.h"
 #include "alloc/score.h"
 #include "alloc/select.h"
+#include "alloc/work.h"
 #include "tests/golden/golden.h"
 
 enum { MOST_HEADS = 8, MOST_DIM = 128, MOST_ENTRIES = 640 };
@@ -80,11 +81,6 @@ static struct compact_input compact_input_of(const struct inputs *in, int budget
                                   .layer_budget = (int64_t)budget * in->heads};
 }
 
-struct scratch {
-    float row[5 * (MOST_ENTRIES + 15)], first[MOST_ENTRIES], second[MOST_ENTRIES];
-    float tile[(MOST_ENTRIES + 15) * MOST_DIM];
-};
-
 START_TEST(tova_equals_reference)
 {
     const struct policy policy = policy_named("tova:window=1");
@@ -101,13 +97,12 @@ START_TEST(tova_equals_reference)
         const struct compact_input input = compact_input_of(&in, golden_int(row, "budget"));
 
         /* Without a window the original's rule: the newest entry competes as well. */
-        static struct scratch buffer;
-        struct score_scratch scratch = {
-            .row = buffer.row, .first = buffer.first, .second = buffer.second, .tile = buffer.tile};
+        struct compact_work *own = compact_work_new(in.heads, in.group, in.d, 1, in.n);
         static float scores[MOST_HEADS][MOST_ENTRIES];
         float *score[MOST_HEADS];
         for (int h = 0; h < in.heads; h++) score[h] = scores[h];
-        scorer->score(&policy, &input, &kernels, &scratch, 0, score);
+        scorer->score(&policy, &input, &kernels, &own->scratch, 0, score);
+        compact_work_destroy(&own);
         for (int h = 0; h < in.heads; h++) {
             uint32_t rank[MOST_ENTRIES];
             int32_t best[MOST_ENTRIES];
@@ -255,14 +250,12 @@ START_TEST(window_attention_equals_every_variant)
         variant_spell(row, text, sizeof text);
         const struct policy policy = policy_named(text);
         const struct compact_input input = compact_input_of(&in, in.n);
-        static struct scratch buffer;
-        struct score_scratch scratch = {
-            .row = buffer.row, .first = buffer.first, .second = buffer.second, .tile = buffer.tile};
+        struct compact_work *work = compact_work_new(in.heads, in.group, in.d, in.rows, in.n);
         const int past = in.n - in.rows, summed = strcmp(golden_text(row, "rows"), "sum") == 0;
         const float *expected = golden_array(arrays, json_object_get(row, "S"));
         for (int h = 0; h < in.heads; h++, expected += past) {
             float score[MOST_ENTRIES], top = 0;
-            attention_pooled(&policy, REDUCE_MAX_LOGIT, &input, &kernels, &scratch, h, in.rows, score);
+            attention_pooled(&policy, REDUCE_MAX_LOGIT, &input, &kernels, &work->scratch, h, in.rows, score);
             for (int j = 0; j < past; j++) top = fmaxf(top, fabsf(expected[j]));
             for (int j = 0; j < past; j++)
                 ck_assert_msg(fabs((double)score[j] * (summed ? in.rows : 1) - (double)expected[j]) <=
@@ -270,6 +263,7 @@ START_TEST(window_attention_equals_every_variant)
                               "%s: S[%d][%d] is %.9g, expected %.9g", golden_text(row, "id"), h, j, (double)score[j],
                               (double)expected[j]);
         }
+        compact_work_destroy(&work);
         original += summed;
         compared++;
     }

@@ -63,10 +63,22 @@ refused 64 "nowhere" "$kvfleet_bin" generate --model "$dir/nowhere" hello
 refused 64 "context|2048" "$kvfleet_bin" generate --model "$model" --raw "$(head -c 5000 /dev/zero | tr '\0' a)"
 refused 64 "profile" "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 hello
 refused 64 "profile" submit --policy reasonalloc
+refused 64 'model folder "/no/where": No such file' submit --model /no/where
+refused 64 "ok.jsonl: expected a model folder, got a file" submit --model "$dir/ok.jsonl"
+refused 64 "nonsense|kvfleet-tiny" submit --template nonsense
+cp -r "$model" "$dir/other-chat"
+sed -i 's/<|assistant|>/<|model|>/g' "$dir/other-chat/tokenizer_config.json"
+refused 64 "chat template" kv submit --model "$dir/other-chat" --dataset "$data" --policy full
 cp "$KVF_SOURCE/tests/wave-profile.json" "$dir/other.json"
 sed -i 's/"model_hash": "..../"model_hash": "0000/' "$dir/other.json"
 refused 64 "0000|$("$kvfleet_bin" generate --model "$model" --max-new-tokens 1 --json hello 2>/dev/null | grep -o '"model_hash": "[0-9a-f]*' | cut -d'"' -f4)" \
     "$kvfleet_bin" generate --model "$model" --policy reasonalloc --budget 96 --interval 32 --profile "$dir/other.json" hello
+
+note "an output that cannot be written"
+full() { bash -c '"$0" "$@" >/dev/full' "$kvfleet_bin" "$@"; }
+refused 70 "cannot write the output" full policies
+refused 70 "cannot write the output" full policies --json
+refused 70 "cannot write the output" full generate --model "$model" --max-new-tokens 4 --json --log-level error hello
 
 note "settings files"
 echo nonsense >"$dir/odd.conf"
@@ -86,6 +98,7 @@ refused 64 "nonsense" "$coordinator_bin" --bind nonsense --keys "$dir/keys" --db
 database_up
 coordinator_up
 refused 78 "$url|in use" "$coordinator_bin" --bind "$url" --keys "$dir/keys" --db "host=$dir/nowhere dbname=kvfleet" --db-wait 1s --log-level error
+refused 70 "cannot write the output" full status --json --coordinator "$url" --keys "$dir/keys"
 refused 78 "another coordinator" "$coordinator_bin" --bind "tcp://127.0.0.1:$((port + 1))" --keys "$dir/keys" --db "$(conninfo kvfleet_coordinator)" --log-level error
 deploy="$KVF_SOURCE/deploy/pgcluster"
 "$deploy" start "$dir/pg2" && "$KVF_SOURCE/deploy/migrate" "$("$deploy" conninfo "$dir/pg2")" >/dev/null

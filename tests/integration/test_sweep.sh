@@ -50,6 +50,19 @@ for word in "mod 10" "</think>\|hinking" "stop" "correct"; do
 done
 kv results --job 1 --failures >"$dir/failures"
 
+note "--policy and --budget choose cells, by any spelling of the policy"
+chosen() { kv results --job 1 --csv "$@" 2>"$dir/err" | sed 1d | cut -d, -f2,3 | tr '\n' ' '; }
+[ "$(chosen --policy rkv)" = "rkv,96 rkv,160 " ] || fail "--policy rkv: $(chosen --policy rkv)"
+[ "$(chosen --budget 160)" = "rkv,160 reasonalloc,160 " ] || fail "--budget 160: $(chosen --budget 160)"
+[ "$(chosen --policy rkv:lambda=0.1 --budget 96)" = "rkv,96 " ] || fail "rkv:lambda=0.1 is not rkv"
+[ "$(kv results --job 1 --samples --csv --policy rkv:lambda=0.1 --budget 96 | sed 1d | cut -d, -f2,3 | sort | uniq -c | tr -s ' ')" = " 8 rkv,96" ] ||
+    fail "--samples of one cell"
+for wrong in "--policy rkv|policy rkv fits 2 cells, expected one: give --policy and --budget" \
+    "--policy rkv --budget 77|it has no cell of policy rkv budget 77"; do
+    ! kv results --job 1 --samples ${wrong%|*} >"$dir/out" 2>"$dir/err" || fail "--samples ${wrong%|*} was taken"
+    grep -qF "${wrong#*|}" "$dir/err" || fail "--samples ${wrong%|*}: $(cat "$dir/err")"
+done
+
 note "a list for a program is whole, for a person a page"
 listed() { kv results --job "$long" --samples "$@"; }
 long=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 60 2>/dev/null)
@@ -96,5 +109,7 @@ done >"$dir/twice"
 [ "$(sql "SELECT count(DISTINCT output_hash) FROM v_sample WHERE job_id = (SELECT max(job_id) FROM jobs) AND problem_no = 0 AND policy = 'random'")" -ge 1 ] || fail "no outputs"
 
 note "status, workers"
+[ "$(kv status "$job" --csv)" = "$(kv status --csv | sed -n "1p;/^$job,/p")" ] || fail "status JOB --csv: $(kv status "$job" --csv)"
+kv status "$job" | grep -qx "title  *tiny-reasoner on chain-arith-narrow" || fail "status JOB cuts the title: $(kv status "$job")"
 kv status | grep -q cancelled || fail "status lacks the cancelled job"
 [ "$(kv workers --json | python3 -c 'import json,sys; d=json.load(sys.stdin); print(len(d["workers"] if isinstance(d, dict) else d))')" = 2 ] || fail "workers does not list two"

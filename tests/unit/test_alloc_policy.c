@@ -223,6 +223,9 @@ START_TEST(listings_say_what_parsing_does)
     ck_assert(policy_part_at(PART_PLAN, 1, &part) && strcmp(part.name, "pyramid") == 0);
     ck_assert(policy_part_at(PART_ROUTER, 2, &part) && strcmp(part.name, "reasonalloc") == 0);
     ck_assert(policy_part_at(PART_SCORER, 0, &part) && strcmp(part.name, "none") == 0);
+    /* a variant is not passed off as the paper's own */
+    ck_assert(policy_part_at(PART_SCORER, 2, &part) && strcmp(part.name, "snapkv") == 0);
+    ck_assert_ptr_nonnull(strstr(part.source, "R-KV"));
     ck_assert(!policy_part_at(PART_PLAN, 7, &part) && !policy_part_at(PART_ROUTER, -1, &part));
     ck_assert(!policy_parameter_at(-1, &parameter) && !policy_parameter_at(parameters, &parameter));
 }

@@ -174,6 +174,40 @@ START_TEST(report_of_a_sweep)
 }
 END_TEST
 
+/* What report_table prints below the table for cells of these kernel sets; NULL: none known. */
+static const char *notes_of(const char *first, const char *second)
+{
+    json_t *job =
+        json_pack("{s:i, s:s, s:i, s:i, s:i}", "job_id", 7, "state", "running", "done", 1, "n_samples", 2, "errors", 0);
+    json_t *cells = second == NULL ? json_pack("[{s:s*}]", "kernel_sets", first)
+                                   : json_pack("[{s:s*}, {s:s}]", "kernel_sets", first, "kernel_sets", second);
+    FILE *out = capture();
+
+    ck_assert_ptr_nonnull(cells);
+    report_table(job, cells, 0, out);
+    fclose(out);
+    json_decref(cells);
+    json_decref(job);
+    return captured;
+}
+
+START_TEST(notes_say_what_is_not_comparable)
+{
+    static const char mixed[] = "more than one kernel set ran (avx2, avx2+kv-bf16): KV bytes and tok/s mix theirs, and "
+                                "answers may differ.\njob 7: ";
+    static const char shared[] = "A batch mixes cells and its time is shared evenly: for a cell's own speed, make it a "
+                                 "job of its own.\n";
+
+    ck_assert_ptr_null(strstr(notes_of("avx2", "avx2"), "kernel set"));
+    ck_assert_ptr_null(strstr(notes_of(NULL, "avx2"), "kernel set"));
+    ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2,avx2+kv-bf16"), mixed));
+    ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2+kv-bf16"), mixed));
+    ck_assert_ptr_nonnull(strstr(notes_of("avx2,avx2+kv-bf16", NULL), mixed));
+    ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2"), shared));
+    ck_assert_ptr_null(strstr(notes_of("avx2", NULL), shared));
+}
+END_TEST
+
 START_TEST(csv_and_json_hold_the_same)
 {
     static const char head[] =
@@ -295,6 +329,7 @@ int main(void)
     tcase_add_test(tc, wide_tables_are_cut_into_blocks);
     tcase_add_test(tc, csv_fields);
     tcase_add_test(tc, report_of_a_sweep);
+    tcase_add_test(tc, notes_say_what_is_not_comparable);
     tcase_add_test(tc, csv_and_json_hold_the_same);
     tcase_add_test(tc, sample_shows_thinking_and_answer);
     tcase_add_test(tc, last_line_of_a_report);

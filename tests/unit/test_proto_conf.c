@@ -7,7 +7,7 @@
 
 struct settings {
     const char *title, *keys;
-    int64_t limit, memory, lease_ms, plain;
+    int64_t limit, memory, lease_ms, plain, seed;
     double ratio;
     bool watch, color;
     const char **policy;
@@ -17,6 +17,7 @@ static const struct conf_item items[] = {
     {"keys", 0, CONF_TEXT, offsetof(struct settings, keys), "var/keys", 0, 0, "DIR", "key folder"},
     {"limit", 'n', CONF_INT, offsetof(struct settings, limit), "5", 1, 100, "N", "how many"},
     {"plain", 0, CONF_INT, offsetof(struct settings, plain), NULL, 0, 0, "N", "no limits"},
+    {"seed", 0, CONF_INT, offsetof(struct settings, seed), NULL, 0, 9007199254740992.0, "N", "of sampling"},
     {"memory", 0, CONF_BYTES, offsetof(struct settings, memory), "64MiB", 1, 1e12, "SIZE", "cache"},
     {"lease-length", 0, CONF_MS, offsetof(struct settings, lease_ms), "60s", 100, 86400000, "TIME", "lease"},
     {"ratio", 0, CONF_REAL, offsetof(struct settings, ratio), "0.5", 0, 1, "X", "share"},
@@ -237,6 +238,7 @@ START_TEST(wrong_flags)
         {"--limit", "", "limit (flag): expected an integer, got \"\""},
         {"--limit", " 7", "limit (flag): expected an integer, got \" 7\""},
         {"--limit", "1.5", "limit (flag): expected an integer, got \"1.5\""},
+        {"--seed", "-1", "seed (flag): expected 0 to 9007199254740992, got -1"},
         {"--ratio", "1.01", "ratio (flag): expected 0 to 1, got 1.01"},
         {"--ratio", "nan", "ratio (flag): expected a number, got \"nan\""},
         {"--watch=maybe", NULL, "watch (flag): expected true or false, got \"maybe\""},

@@ -146,6 +146,16 @@ START_TEST(bad_names)
 }
 END_TEST
 
+START_TEST(no_folder_is_not_the_root_folder)
+{
+    struct key_pair pair;
+    ck_assert_int_eq(keys_make_coordinator("", &err), KVF_EINVAL);
+    ck_assert_str_eq(err.text, "key folder: expected a path, got none");
+    ck_assert_int_eq(keys_make_peer("", "worker", ROLE_WORKER, &err), KVF_EINVAL);
+    ck_assert_int_eq(keys_load_pair("", "worker", &pair, &err), KVF_EINVAL);
+}
+END_TEST
+
 START_TEST(secret_must_be_private)
 {
     struct key_pair pair;
@@ -256,6 +266,7 @@ int main(void)
     tcase_add_test(tc, made_by_many_at_once);
     tcase_add_test(tc, never_over_another);
     tcase_add_test(tc, bad_names);
+    tcase_add_test(tc, no_folder_is_not_the_root_folder);
     tcase_add_test(tc, secret_must_be_private);
     tcase_add_test(tc, bad_contents);
     tcase_add_test(tc, table_finds_all);
