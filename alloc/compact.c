@@ -22,8 +22,8 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->max_window = max_window;
     work->max_entries = max_entries;
     const size_t padded = (n + SCORE_TILE - 1) / SCORE_TILE * SCORE_TILE;
-    const size_t words =
-        5 * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n + COMPACT_SCAN_WORDS(n, d) + 3 * heads * n;
+    const size_t words = SCORE_ROWS * padded + n + n + 2 * padded * d + 17 * d + d * d + padded + n +
+                         COMPACT_SCAN_WORDS(n, d) + 3 * heads * n;
     const size_t tiles = padded / SCORE_TILE, bytes = 2 * tiles * sizeof(void *) + words * sizeof(float);
     const void **tile_at = malloc(bytes);
     if (tile_at == NULL) {
@@ -35,7 +35,7 @@ struct compact_work *compact_work_new(int kv_heads, int group, int head_dim, int
     work->scratch.unit_at = tile_at + tiles;
     float *at = (float *)(tile_at + 2 * tiles);
     work->scratch.row = at;
-    work->scratch.first = at += 5 * padded;
+    work->scratch.first = at += SCORE_ROWS * padded;
     work->scratch.second = at += n;
     work->scratch.tile = at += n;
     work->scratch.unit = at += padded * d;

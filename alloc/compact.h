@@ -24,14 +24,15 @@ struct compact_tiles {
     enum page_kind kind;
 };
 
+#define COMPACT_DOT_ROWS         8
 #define COMPACT_SCAN_WORDS(n, d) (((size_t)(n) + 15) / 16 * 16 * (((size_t)(d) + 3) / 4 + 5))
 
 /* The loops that decide the cost, so that the engine can lend its SIMD versions; NULL members: plain C. */
 struct compact_kernels {
     /* out[i] = sum_k a[k] * rows[i * d + k], i < n; the order of summation depends on d only. */
     void (*dot_rows)(const float *a, const float *rows, int n, int d, float *out);
-    /* out[r * out_stride + j] = sum over k, in order, of a[r][k] times number k of entry j, r < rows <= 4, j < 16 *
-     * count: up to four vectors against the entries of `count` tiles. */
+    /* out[r * out_stride + j] = sum over k, in order, of a[r][k] times number k of entry j, r < rows <=
+     * COMPACT_DOT_ROWS, j < 16 * count: some vectors against the entries of `count` tiles. */
     void (*dot_tiles)(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
                       int64_t out_stride);
     /* For each entry i of n in `tiles` (float tiles, one after the other; what is past n being 0): newest[i], the last

@@ -8,7 +8,6 @@
 #include "alloc/wide.h"
 
 #define DOT_LANES 8
-#define SCAN_ROWS 4 /* what one dot_tiles takes */
 
 /* Eight partial sums, so that the compiler may use vectors without changing the order that the source fixes. */
 static void dot_rows_plain(const float *a, const float *rows, int n, int d, float *out)
@@ -163,11 +162,11 @@ KVF_WIDE void score_importance(const struct compact_kernels *kernels, const stru
 {
     const int count = tiles_of(past), padded = count * SCORE_TILE, all = rows * group;
     const float scale = 1.0f / sqrtf((float)d);
-    float *top = logit + SCAN_ROWS * (int64_t)padded; /* largest of the group so far */
+    float *top = logit + COMPACT_DOT_ROWS * (int64_t)padded; /* largest of the group so far */
     memset(importance, 0, (size_t)past * sizeof *importance);
-    for (int first = 0; first < all; first += SCAN_ROWS) {
-        const int taken = all - first < SCAN_ROWS ? all - first : SCAN_ROWS;
-        const float *query[SCAN_ROWS];
+    for (int first = 0; first < all; first += COMPACT_DOT_ROWS) {
+        const int taken = all - first < COMPACT_DOT_ROWS ? all - first : COMPACT_DOT_ROWS;
+        const float *query[COMPACT_DOT_ROWS];
         for (int i = 0; i < taken; i++)
             query[i] = queries + (first + i) / group * row_stride + (int64_t)((first + i) % group) * d;
         kernels->dot_tiles(query, taken, tiles, count, d, logit, padded);

@@ -21,7 +21,7 @@ void score_tiles(const float *keys, int n, int d, float *tiles);
 
 /* importance[j], j < past: mean over query rows of the softmax over past entries of the largest logit of the group.
  * tiles: of `past` or more keys; queries of this kv head: row w at queries + w * row_stride, [group][d]. logit: scratch
- * [5 * (past rounded up to 16)]. */
+ * [SCORE_ROWS * (past rounded up to 16)]. */
 void score_importance(const struct compact_kernels *kernels, const struct compact_tiles *tiles, int past, int d,
                       const float *queries, int rows, int64_t row_stride, int group, float *logit, float *importance);
 

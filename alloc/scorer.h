@@ -21,10 +21,12 @@ enum scorer_needs {
     NEEDS_ROPE = 16,  /* rotation frequencies, to take a query's rotation back */
 };
 
+#define SCORE_ROWS (COMPACT_DOT_ROWS + 1) /* products of as many vectors, and what they come to */
+
 /* Scratch for the largest layer, padded = max_entries rounded up to 16; a scorer may use all of it, nothing in it
  * survives a call. */
 struct score_scratch {
-    float *row;           /* [5 * padded] */
+    float *row;           /* [SCORE_ROWS * padded] */
     float *first;         /* [max_entries] */
     float *second;        /* [max_entries] */
     float *tile;          /* [padded / 16][head_dim][16] */

@@ -518,25 +518,14 @@ INLINE void dot_tiles_kind(enum page_kind kind, const float *const *a, int rows,
                            int d, float *out, int64_t out_stride)
 {
     for (int t = 0; t < count; t++, out += 16) {
-        switch (rows) {
-        case 4:
-            dot_tile(kind, a, 4, tiles[t], d, out, out_stride);
-            break;
-        case 3:
-            dot_tile(kind, a, 3, tiles[t], d, out, out_stride);
-            break;
-        case 2:
-            dot_tile(kind, a, 2, tiles[t], d, out, out_stride);
-            break;
-        default:
-            dot_tile(kind, a, 1, tiles[t], d, out, out_stride);
-            break;
-        }
+        int r = 0;
+        for (; r + 4 <= rows; r += 4) dot_tile(kind, a + r, 4, tiles[t], d, out + r * out_stride, out_stride);
+        for (; r < rows; r++) dot_tile(kind, a + r, 1, tiles[t], d, out + r * out_stride, out_stride);
     }
 }
 
-void avx2_dot_tiles(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
-                    int64_t out_stride)
+static void dot_tiles(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
+                      int64_t out_stride)
 {
     if (tiles->kind == PAGE_F32)
         dot_tiles_kind(PAGE_F32, a, rows, tiles->at, count, d, out, out_stride);
@@ -602,7 +591,7 @@ const struct cpu_ops cpu_ops_avx2 = {
     .rope = avx2_rope,
     .silu_mul = avx2_silu_mul,
     .compact = {.dot_rows = avx2_dot_rows,
-                .dot_tiles = avx2_dot_tiles,
+                .dot_tiles = dot_tiles,
                 .newest_similar = newest_similar,
                 .exp_rows = avx2_exp_rows},
 };

@@ -12,7 +12,5 @@ void avx2_exp_rows(const float *in, int n, float *out); /* in may be out */
 /* mass[i] += weights[i] * share, i < padded, a multiple of 16 */
 void avx2_mass(const float *weights, int padded, float share, float *mass);
 void avx2_dot_rows(const float *a, const float *rows, int n, int d, float *out);
-void avx2_dot_tiles(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d, float *out,
-                    int64_t out_stride);
 
 #endif

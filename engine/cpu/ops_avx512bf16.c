@@ -275,6 +275,46 @@ static void avx512_attend(const struct attention *a)
         avx512_attend_kind(PAGE_BF16, a);
 }
 
+/* ---- scores ---- */
+
+INLINE_512 void avx512_dot_tile(enum page_kind kind, const float *const *a, int rows, const void *tile, int d,
+                                float *out, int64_t out_stride)
+{
+    __m512 sum[COMPACT_DOT_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < d; k++) {
+        const __m512 lanes = avx512_page_lanes(kind, 0xffff, tile, k * LANES_512);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k]), lanes, sum[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(out + r * out_stride, sum[r]);
+}
+
+INLINE_512 void avx512_dot_tiles_kind(enum page_kind kind, const float *const *a, int rows, const void *const *tiles,
+                                      int count, int d, float *out, int64_t out_stride)
+{
+    for (int t = 0; t < count; t++, out += LANES_512) {
+        int r = 0;
+        if (rows == COMPACT_DOT_ROWS) {
+            avx512_dot_tile(kind, a, COMPACT_DOT_ROWS, tiles[t], d, out, out_stride);
+            continue;
+        }
+        for (; r + 4 <= rows; r += 4) avx512_dot_tile(kind, a + r, 4, tiles[t], d, out + r * out_stride, out_stride);
+        for (; r < rows; r++) avx512_dot_tile(kind, a + r, 1, tiles[t], d, out + r * out_stride, out_stride);
+    }
+}
+
+static void avx512_dot_tiles(const float *const *a, int rows, const struct compact_tiles *tiles, int count, int d,
+                             float *out, int64_t out_stride)
+{
+    if (tiles->kind == PAGE_F32)
+        avx512_dot_tiles_kind(PAGE_F32, a, rows, tiles->at, count, d, out, out_stride);
+    else
+        avx512_dot_tiles_kind(PAGE_BF16, a, rows, tiles->at, count, d, out, out_stride);
+}
+
 /* ---- similarity ---- */
 
 /* Most pairs of unit keys are nowhere near the threshold. So a first pass takes their inner products from numbers
@@ -445,7 +485,7 @@ const struct cpu_ops cpu_ops_avx512bf16 = {
     .rope = avx2_rope,
     .silu_mul = avx2_silu_mul,
     .compact = {.dot_rows = avx2_dot_rows,
-                .dot_tiles = avx2_dot_tiles,
+                .dot_tiles = avx512_dot_tiles,
                 .newest_similar = avx512_newest_similar,
                 .exp_rows = avx512_exp_rows},
     .to_half = avx512_to_half,

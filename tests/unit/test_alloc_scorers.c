@@ -113,7 +113,7 @@ static struct score_scratch scratch_new(void)
     for (int h = 0; h < layer.heads; h++)
         if ((size_t)layer.entries[h] > most) most = (size_t)layer.entries[h];
     const size_t padded = (most + 15) / 16 * 16;
-    struct score_scratch scratch = {.row = floats(5 * padded),
+    struct score_scratch scratch = {.row = floats(SCORE_ROWS * padded),
                                     .first = floats(most),
                                     .second = floats(most),
                                     .tile = floats(padded * d),

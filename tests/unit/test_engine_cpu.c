@@ -383,9 +383,9 @@ START_TEST(tile_dots)
     const struct compact_kernels kernels = compact_kernels_of(&ops->compact);
     enum { TILES = 3, STRIDE = 16 * TILES + 5 };
     for (int d = 1; d < 140; d += d < 40 ? 1 : 33) {
-        float *a = random_floats((size_t)(4 * d)), *tiles = random_floats((size_t)(16 * TILES * d));
+        float *a = random_floats((size_t)(COMPACT_DOT_ROWS * d)), *tiles = random_floats((size_t)(16 * TILES * d));
         uint16_t *half = malloc((size_t)(16 * TILES * d) * sizeof *half);
-        const float *row[4];
+        const float *row[COMPACT_DOT_ROWS];
         const void *wide_at[TILES], *half_at[TILES];
         for (int i = 0; i < 16 * TILES * d; i++) {
             tiles[i] = round_bf16(tiles[i]);
@@ -395,10 +395,10 @@ START_TEST(tile_dots)
             wide_at[t] = tiles + (ptrdiff_t)t * d * 16;
             half_at[t] = half + (ptrdiff_t)t * d * 16;
         }
-        for (int r = 0; r < 4; r++) row[r] = a + r * d;
-        for (int rows = 1; rows <= 4; rows++) {
-            float out[4 * STRIDE], from_half[4 * STRIDE], one[16];
-            for (int i = 0; i < 4 * STRIDE; i++) out[i] = from_half[i] = NAN;
+        for (int r = 0; r < COMPACT_DOT_ROWS; r++) row[r] = a + r * d;
+        for (int rows = 1; rows <= COMPACT_DOT_ROWS; rows++) {
+            float out[COMPACT_DOT_ROWS * STRIDE], from_half[COMPACT_DOT_ROWS * STRIDE], one[16];
+            for (int i = 0; i < COMPACT_DOT_ROWS * STRIDE; i++) out[i] = from_half[i] = NAN;
             kernels.dot_tiles(row, rows, &(struct compact_tiles){wide_at, PAGE_F32}, TILES, d, out, STRIDE);
             kernels.dot_tiles(row, rows, &(struct compact_tiles){half_at, PAGE_BF16}, TILES, d, from_half, STRIDE);
             ck_assert_mem_eq(out, from_half, sizeof out);
@@ -417,7 +417,7 @@ START_TEST(tile_dots)
                 }
                 for (int j = 16 * TILES; j < STRIDE; j++) ck_assert(isnan(out[r * STRIDE + j]));
             }
-            for (int i = rows * STRIDE; i < 4 * STRIDE; i++) ck_assert(isnan(out[i]));
+            for (int i = rows * STRIDE; i < COMPACT_DOT_ROWS * STRIDE; i++) ck_assert(isnan(out[i]));
         }
         free(a);
         free(tiles);
