@@ -319,72 +319,89 @@ static void avx512_dot_tiles(const float *const *a, int rows, const struct compa
 
 /* Most pairs of unit keys are nowhere near the threshold. So a first pass takes their inner products from numbers
  * rounded to whole 127ths, four a lane and instruction, and only what may be above is computed in float, from the
- * newest on. */
+ * newest on.
+ *
+ * With a = 127 x = q + e, q whole: a.a' - q.q' = a.e' + a'.e - e.e', at most 127 |e'| + 127 |e| + |e| |e'|, and |e| is
+ * at most sqrt(d) / 2. What either side may hide stands with it. */
 struct coarse {
     int32_t *quad;    /* [tile][quads][16]: four signed numbers of one entry in each word */
-    int32_t *start;   /* [entry] takes back what +128 in every number of the other side adds to a product */
+    int32_t *start;   /* [entry] what its rounding may hide; and takes back what +128 in every number of the other side
+                       * adds to a product */
+    int32_t *limit;   /* [entry] the other side's: a product above the threshold is above it */
     int32_t *pending; /* entries that have found none yet */
     int32_t *found;   /* those that may have one in the tile at hand */
     int32_t *hits;    /* the same entries' lanes of it */
-    int quads, bound; /* a product above the threshold is above `bound` here */
+    int quads;
 };
 
 #define COARSE_ONE  127
-#define COARSE_ROWS 8
+#define COARSE_SELF 3 /* for the roundings of the limits, and of the float sums */
 
 static struct coarse coarse_make(const float *tiles, int n, int d, float threshold, int32_t *scratch)
 {
     const int count = (n + LANES_512 - 1) / LANES_512, padded = count * LANES_512, quads = (d + 3) / 4;
-    const struct coarse c = {
-        .quad = scratch,
-        .start = scratch + padded * quads,
-        .pending = scratch + padded * (quads + 1),
-        .found = scratch + padded * (quads + 2),
-        .hits = scratch + padded * (quads + 3),
-        .quads = quads,
-        /* Rounding moves a product by at most half of either side's sum of sizes, which is at most
-         * sqrt(d) for a unit key, and a quarter a number; 2 is for the float sum's own rounding. */
-        .bound = (int)floorf(COARSE_ONE * COARSE_ONE * fminf(fmaxf(threshold, -2), 2) - COARSE_ONE * sqrtf((float)d) -
-                             (float)d / 4 - 2)};
-    const __m512 one = _mm512_set1_ps(COARSE_ONE);
+    const struct coarse c = {.quad = scratch,
+                             .start = scratch + padded * quads,
+                             .limit = scratch + padded * (quads + 1),
+                             .pending = scratch + padded * (quads + 2),
+                             .found = scratch + padded * (quads + 3),
+                             .hits = scratch + padded * (quads + 4),
+                             .quads = quads};
+    const __m512 one = _mm512_set1_ps(COARSE_ONE), other = _mm512_set1_ps(COARSE_ONE + sqrtf((float)d) / 2);
+    const __m512 bound = _mm512_set1_ps(COARSE_ONE * COARSE_ONE * fminf(fmaxf(threshold, -2), 2) - COARSE_SELF);
     const __m512i byte = _mm512_set1_epi32(255);
     for (int t = 0; t < count; t++) {
         __m512i sum = _mm512_set1_epi32(0);
+        __m512 square = _mm512_setzero_ps();
         for (int q = 0; q < quads; q++) {
             __m512i word = _mm512_set1_epi32(0);
             for (int k = 4 * q + 3; k >= 4 * q; k--) {
                 __m512i number = _mm512_set1_epi32(0);
-                if (k < d)
-                    number = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(tiles + ((int64_t)t * d + k) * 16), one));
+                if (k < d) {
+                    const __m512 a = _mm512_mul_ps(_mm512_loadu_ps(tiles + ((int64_t)t * d + k) * LANES_512), one);
+                    number = _mm512_cvtps_epi32(a);
+                    const __m512 e = _mm512_sub_ps(a, _mm512_cvtepi32_ps(number));
+                    square = _mm512_fmadd_ps(e, e, square);
+                }
                 sum = _mm512_sub_epi32(sum, number);
                 word = _mm512_or_si512(_mm512_slli_epi32(word, 8), _mm512_and_si512(number, byte));
             }
             _mm512_storeu_si512(c.quad + (t * quads + q) * LANES_512, word);
         }
-        _mm512_storeu_si512(c.start + t * LANES_512, _mm512_slli_epi32(sum, 7));
+        const __m512 hidden = _mm512_sqrt_ps(square);
+        const __m512i own = _mm512_cvtps_epi32(_mm512_mul_ps(hidden, one));
+        _mm512_storeu_si512(c.start + t * LANES_512, _mm512_add_epi32(_mm512_slli_epi32(sum, 7), own));
+        _mm512_storeu_si512(c.limit + t * LANES_512, _mm512_cvtps_epi32(_mm512_fnmadd_ps(hidden, other, bound)));
     }
     return c;
 }
 
-/* above[r]: the lanes of tile t whose product with entry[r] may be above the threshold. */
-INLINE_512 void coarse_above(const struct coarse *c, const int32_t *entry, int t, int32_t *above)
+/* above[r]: the lanes of tile t whose product with entry[r] may be above the threshold, r < 16. `quads` is c->quads: a
+ * constant keeps the tile in registers. */
+INLINE_512 void coarse_above(const struct coarse *c, unsigned quads, const int32_t *entry, int t, int32_t *above)
 {
-    const int32_t *row[COARSE_ROWS], *tile = c->quad + t * c->quads * LANES_512;
-    const __m512i bound = _mm512_set1_epi32(c->bound), shift = _mm512_set1_epi32((int)0x80808080u);
-    __m512i sum[COARSE_ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < COARSE_ROWS; r++) {
-        row[r] = c->quad + entry[r] / LANES_512 * c->quads * LANES_512 + entry[r] % LANES_512;
-        sum[r] = _mm512_set1_epi32(c->start[entry[r]]);
+    const int32_t *tile = c->quad + (unsigned)t * quads * LANES_512;
+    const __m512i limit = _mm512_loadu_si512(c->limit + t * LANES_512), shift = _mm512_set1_epi32((int)0x80808080u);
+    for (int r = 0; r < LANES_512; r++) {
+        const unsigned own = (unsigned)entry[r];
+        const int32_t *row = c->quad + own / LANES_512 * quads * LANES_512 + own % LANES_512;
+        __m512i sum = _mm512_set1_epi32(c->start[own]);
+#pragma GCC unroll 16
+        for (unsigned q = 0; q < quads; q++)
+            sum = _mm512_dpbusd_epi32(sum, _mm512_xor_si512(_mm512_loadu_si512(tile + q * LANES_512), shift),
+                                      _mm512_set1_epi32(row[q * LANES_512]));
+        above[r] = _mm512_cmpgt_epi32_mask(sum, limit);
     }
-    for (int64_t q = 0; q < c->quads; q++) {
-        const __m512i lanes = _mm512_xor_si512(_mm512_loadu_si512(tile + q * LANES_512), shift);
-#pragma GCC unroll 8
-        for (int r = 0; r < COARSE_ROWS; r++)
-            sum[r] = _mm512_dpbusd_epi32(sum[r], lanes, _mm512_set1_epi32(row[r][q * LANES_512]));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < COARSE_ROWS; r++) above[r] = _mm512_cmpgt_epi32_mask(sum[r], bound);
+}
+
+static void coarse_above_any(const struct coarse *c, const int32_t *entry, int t, int32_t *above)
+{
+    if (c->quads == 8)
+        coarse_above(c, 8, entry, t, above);
+    else if (c->quads == 16)
+        coarse_above(c, 16, entry, t, above);
+    else
+        coarse_above(c, (unsigned)c->quads, entry, t, above);
 }
 
 /* Parts `pending` by tile t in those that may have found theirs in it, whose number it returns, and the rest, which
@@ -395,9 +412,8 @@ static int coarse_part(const struct coarse *c, int n, int t, int *open)
     const __m512i there = _mm512_set1_epi32(lanes_below(n - begin)), first = _mm512_set1_epi32(begin);
     int left = 0, found = 0;
     for (int at = 0; at < *open; at += LANES_512) {
-        int32_t above[LANES_512] = {0}, *entry = c->pending + at; /* past the end: entries that were taken before */
-        coarse_above(c, entry, t, above);
-        if (*open - at > COARSE_ROWS) coarse_above(c, entry + COARSE_ROWS, t, above + COARSE_ROWS);
+        int32_t above[LANES_512], *entry = c->pending + at; /* past the end: entries that were taken before */
+        coarse_above_any(c, entry, t, above);
         const __m512i i = _mm512_loadu_si512(entry);
         /* A shift by what is not 0...15 leaves nothing of bit 0, or a lane that the tile does not have. */
         const __m512i own = _mm512_sllv_epi32(_mm512_set1_epi32(1), _mm512_sub_epi32(i, first));

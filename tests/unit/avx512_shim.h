@@ -187,6 +187,22 @@ SHIM __m512i _mm512_cvtps_epi32(__m512 v)
     return to;
 }
 
+SHIM __m512 _mm512_cvtepi32_ps(__m512i v)
+{
+    return __builtin_convertvector(v, __m512);
+}
+
+SHIM __m512 _mm512_sqrt_ps(__m512 v)
+{
+    for (int i = 0; i < 16; i++) v[i] = sqrtf(v[i]);
+    return v;
+}
+
+SHIM __m512i _mm512_add_epi32(__m512i a, __m512i b)
+{
+    return a + b;
+}
+
 SHIM void _mm512_storeu_si512(void *to, __m512i v)
 {
     memcpy(to, &v, sizeof v);
