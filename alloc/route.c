@@ -5,7 +5,6 @@
 
 #include "alloc/apportion.h"
 #include "alloc/select.h"
-#include "alloc/wide.h"
 
 void route_uniform(int heads, const int *entries, int64_t layer_budget, struct route *out)
 {
@@ -13,13 +12,6 @@ void route_uniform(int heads, const int *entries, int64_t layer_budget, struct r
         int64_t share = layer_budget / heads + (h < layer_budget % heads);
         out->budget[h] = share < entries[h] ? share : entries[h];
     }
-}
-
-KVF_WIDE static int64_t count_from(const uint32_t *rank, int n, uint32_t threshold)
-{
-    int64_t count = 0;
-    for (int j = 0; j < n; j++) count += rank[j] >= threshold;
-    return count;
 }
 
 /* K, tau and every head's count. */
@@ -38,7 +30,7 @@ static int demand_find(const struct route_input *in, struct route *out, struct k
     out->threshold = total >= out->threshold_k ? select_rank(in->rank, (int)total, (int)out->threshold_k) : 0;
     const uint32_t *rank = in->rank;
     for (int h = 0; h < in->heads; rank += in->candidates[h], h++)
-        out->demand[h] = count_from(rank, in->candidates[h], out->threshold);
+        out->demand[h] = select_count(rank, in->candidates[h], out->threshold);
     return 0;
 }
 
@@ -63,7 +55,7 @@ static void share_protected(const struct route_input *in, int64_t floor, int64_t
         const uint32_t *rank = in->rank;
         int64_t sum = 0;
         for (int h = 0; h < in->heads; rank += in->candidates[h], h++)
-            sum += at_least(at_most(in->candidates[h], floor), count_from(rank, in->candidates[h], middle));
+            sum += at_least(at_most(in->candidates[h], floor), select_count(rank, in->candidates[h], middle));
         if (sum >= total)
             low = middle;
         else
@@ -73,12 +65,12 @@ static void share_protected(const struct route_input *in, int64_t floor, int64_t
     const uint32_t *rank = in->rank;
     for (int h = 0; h < in->heads; rank += in->candidates[h], h++) {
         share[h] = at_most(in->candidates[h], floor);
-        if (low < UINT32_MAX) share[h] = at_least(share[h], count_from(rank, in->candidates[h], low + 1));
+        if (low < UINT32_MAX) share[h] = at_least(share[h], select_count(rank, in->candidates[h], low + 1));
         left -= share[h];
     }
     rank = in->rank;
     for (int h = 0; h < in->heads; rank += in->candidates[h], h++) {
-        const int64_t tied = at_least(share[h], count_from(rank, in->candidates[h], low)) - share[h];
+        const int64_t tied = at_least(share[h], select_count(rank, in->candidates[h], low)) - share[h];
         share[h] += at_most(tied, left);
         left -= at_most(tied, left);
     }

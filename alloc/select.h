@@ -27,7 +27,10 @@ static inline float rank_score(uint32_t rank)
     return bits.f;
 }
 
-/* The k-th largest of n ranks, 1 <= k <= n, by radix over four digits. */
+/* How many of n ranks are at least `least`. */
+int select_count(const uint32_t *rank, int n, uint32_t least);
+
+/* The k-th largest of n ranks, 1 <= k <= n, in at most 32 sweeps. */
 uint32_t select_rank(const uint32_t *rank, int n, int k);
 
 /* Indices of the k best of n, ascending, each plus `offset`; k is cut to 0...n. Returns how many. */
