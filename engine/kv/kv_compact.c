@@ -4,6 +4,7 @@
 
 #include "alloc/plan.h"
 #include "alloc/scorer.h"
+#include "alloc/wide.h"
 #include "engine/cpu/pool.h"
 #include "engine/kv/kv_internal.h"
 
@@ -110,44 +111,73 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
     };
 }
 
-/* Key numbers of one page: to[k][lane] = from[lane][k * 16] for 16 lanes at once, which makes whole rows of it. */
-#define KEYS_PACK(type)                                                                                                \
-    for (int k = 0; k < dim; k++) {                                                                                    \
-        type row[KV_PAGE_ENTRIES];                                                                                     \
-        for (int lane = 0; lane < KV_PAGE_ENTRIES; lane++) {                                                           \
-            row[lane] = ((const type *)from[lane])[k * KV_PAGE_ENTRIES];                                               \
+/* Keys of one page, a row of 16 lanes at a time: lane i of `to` becomes lane from[i] of `near`, or of `far` from 16 on;
+ * `to` may be either of them. */
+#define KEYS_PACK(name, number, index)                                                                                 \
+    KVF_WIDE static void name(const void *near, const void *far, const int *from, int dim, void *to)                   \
+    {                                                                                                                  \
+        typedef number row __attribute__((vector_size(KV_PAGE_ENTRIES * sizeof(number))));                             \
+        index __attribute__((vector_size(KV_PAGE_ENTRIES * sizeof(number)))) lanes;                                    \
+        for (int i = 0; i < KV_PAGE_ENTRIES; i++) lanes[i] = (index)from[i];                                           \
+        for (ptrdiff_t k = 0; k < (ptrdiff_t)dim * KV_PAGE_ENTRIES; k += KV_PAGE_ENTRIES) {                            \
+            row a, b;                                                                                                  \
+            memcpy(&a, (const number *)near + k, sizeof a);                                                            \
+            memcpy(&b, (const number *)far + k, sizeof b);                                                             \
+            a = __builtin_shuffle(a, b, lanes);                                                                        \
+            memcpy((number *)to + k, &a, sizeof a);                                                                    \
         }                                                                                                              \
-        memcpy((type *)page + (ptrdiff_t)k * KV_PAGE_ENTRIES, row, sizeof row);                                        \
     }
+KEYS_PACK(keys_pack_float, float, int32_t)
+KEYS_PACK(keys_pack_half, uint16_t, int16_t)
 
-/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes: a page is
- * made of itself and of later ones, row by row. */
+/* Keys of `lanes` entries kept[] make up one page. They ascend and come from it or from later pages: the first two
+ * sources in one go, each further one into what is there. */
+static void page_pack(const struct kv_pool *pool, const struct kv_list *list, const int32_t *kept, int lanes, int page)
+{
+    const int first = kept[0] / KV_PAGE_ENTRIES, last = kept[lanes - 1] / KV_PAGE_ENTRIES;
+    const void *near = list->pages[first];
+    int far = first, is_begun = 0;
+    do {
+        int from[KV_PAGE_ENTRIES];
+        far += far < last;
+        for (int i = 0; i < KV_PAGE_ENTRIES; i++) { /* lanes past the last entry: anything that is there */
+            const int entry = kept[i < lanes ? i : lanes - 1], lane = entry % KV_PAGE_ENTRIES;
+            from[i] = entry / KV_PAGE_ENTRIES == far ? KV_PAGE_ENTRIES + lane : is_begun ? i : lane;
+        }
+        (pool->shape.half ? keys_pack_half : keys_pack_float)(near, list->pages[far], from, pool->shape.head_dim,
+                                                              list->pages[page]);
+        near = list->pages[page];
+        is_begun = 1;
+    } while (far < last);
+}
+
+static inline void value_copy(void *to, const void *from, size_t bytes)
+{
+    unsigned char *out = to;
+    const unsigned char *in = from;
+    for (; bytes >= 64; bytes -= 64, in += 64, out += 64) memcpy(out, in, 64); /* which is no call */
+    if (bytes > 0) memcpy(out, in, bytes);
+}
+
+/* kept[] ascends, so an entry only ever moves towards the front, onto one that moved before it or that goes. */
 static void head_pack(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head,
                       const struct kv_scratch *scratch)
 {
     struct kv_list *list = kv_list_of(pool, seq, layer, head);
     float *mass = kv_list_mass(pool, seq, layer, head);
-    int dim = pool->shape.head_dim, count = scratch->keep_count[head], first = 0;
+    const int count = scratch->keep_count[head];
     const int32_t *kept = scratch->kept[head], *positions = scratch->head_positions[head];
-    size_t value_bytes = (size_t)dim * (size_t)pool->number_bytes;
+    const size_t value_bytes = (size_t)pool->shape.head_dim * (size_t)pool->number_bytes;
+    int first = 0;
     while (first < count && kept[first] == first) first++;
     for (int e = first; e < count; e++) {
-        memcpy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, kept[e]), value_bytes);
+        value_copy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, kept[e]), value_bytes);
         *kv_entry_position(pool, list, e) = positions[kept[e]];
         if (mass != NULL) mass[e] = mass[kept[e]];
     }
     for (first -= first % KV_PAGE_ENTRIES; first < count; first += KV_PAGE_ENTRIES) {
-        unsigned char *page = list->pages[first / KV_PAGE_ENTRIES];
-        const void *from[KV_PAGE_ENTRIES];
-        for (int lane = 0; lane < KV_PAGE_ENTRIES; lane++) { /* lanes past the last entry: anything that is there */
-            int e = first + lane < count ? kept[first + lane] : kept[count - 1];
-            from[lane] = list->pages[e / KV_PAGE_ENTRIES] + e % KV_PAGE_ENTRIES * pool->number_bytes;
-        }
-        if (pool->shape.half) {
-            KEYS_PACK(uint16_t)
-        } else {
-            KEYS_PACK(float)
-        }
+        const int lanes = count - first < KV_PAGE_ENTRIES ? count - first : KV_PAGE_ENTRIES;
+        page_pack(pool, list, kept + first, lanes, first / KV_PAGE_ENTRIES);
     }
     list->entries = count;
 }
