@@ -44,21 +44,12 @@ static uint64_t layer_key(uint64_t seed, int layer)
     return z ^ z >> 31;
 }
 
-/* Pages lie anywhere, and nothing has touched most of them since the last step: while one is read, that of the next
- * head is called for. */
-static void page_fetch(const struct kv_pool *pool, const struct kv_list *list, int page)
-{
-    if (page >= list->held) return; /* `entries` may be another thread's at work */
-    for (int64_t byte = 0; byte < pool->page_bytes; byte += 64) __builtin_prefetch(list->pages[page] + byte, 1, 3);
-}
-
 /* What the scorer reads: keys where they lie, or out of their transposed pages into rows; values only for scorers that
  * read them. */
 static void head_gather(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, int rows, int values,
                         struct kv_scratch *scratch)
 {
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
-    const struct kv_list *next = list + (list < seq->lists + seq->list_count - 1);
     int dim = pool->shape.head_dim;
     int64_t first_row = (int64_t)head * pool->gather_entries;
     float *keys = scratch->gathered + first_row * dim;
@@ -68,7 +59,6 @@ static void head_gather(const struct kv_pool *pool, const struct kv_seq *seq, in
         kv_value_read(pool, list, e, scratch->gathered_values + (first_row + e) * dim);
     for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES) {
         int lanes = list->entries - first < KV_PAGE_ENTRIES ? list->entries - first : KV_PAGE_ENTRIES;
-        page_fetch(pool, next, first / KV_PAGE_ENTRIES);
         memcpy(positions + first, kv_entry_position(pool, list, first), (size_t)lanes * sizeof *positions);
     }
     scratch->head_tiles[head] =
