@@ -8,16 +8,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "alloc/plan.h"
+#include "engine/clock.h"
 #include "engine/internal.h"
-
-int64_t clock_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
 
 /* ---- lists ---- */
 
@@ -101,6 +94,7 @@ void run_finish(struct engine *engine, struct run *run, enum finish_reason reaso
     if (!run->admitted) figures->queue_us = figures->prefill_us = -1;
     if (run->announced == 0) figures->ttft_us = -1;
     if (figures->prefill_us == 0) figures->prefill_us = -1;
+    figures->compaction_us = llround(run->compaction_us);
     figures->decode_share_us = run->share_us > 0 ? (int64_t)llround(run->share_us) : -1;
     figures->budget_achieved = figures->compactions > 0 ? run->kept_mean_sum / figures->compactions : -1.0;
     figures->kv_live_mean_bytes = run->decode_steps > 0 ? (int64_t)(run->live_sum / run->decode_steps) : -1;
@@ -279,15 +273,17 @@ static void batch_compact(struct engine *engine, int count)
         };
     }
     if (due == 0) return;
-    int64_t begin = clock_us();
+    const int64_t begin = clock_us();
+    int64_t work_ns = 1;
     kv_compact(engine->kv, engine->due, due, &engine->ops->compact, decoder_threads(engine->decoder));
     int64_t spent = clock_us() - begin;
     engine->counters.compaction_us += spent;
     engine->counters.compactions += due;
+    for (int i = 0; i < due; i++) work_ns += engine->due[i].stats.work_ns;
     const double lists = (double)engine->info.layers * (double)engine->info.kv_heads;
     for (int i = 0; i < due; i++) {
         struct run *run = engine->due_run[i];
-        run->figures.compaction_us += spent / due;
+        run->compaction_us += (double)spent * (double)engine->due[i].stats.work_ns / (double)work_ns;
         run->figures.compactions++;
         run->figures.evicted_entries += engine->due[i].stats.evicted_entries;
         run->kept_mean_sum += (double)engine->due[i].stats.kept_entries / lists;
@@ -353,6 +349,14 @@ static int batch_prefill(struct engine *engine)
     return segments;
 }
 
+void step_split(int64_t spent_ns, int64_t attend_ns, const int64_t *entries, int count, double *share_us)
+{
+    int64_t all = 0;
+    for (int s = 0; s < count; s++) all += entries[s];
+    const double even = (double)(spent_ns - attend_ns) / count, an_entry = (double)attend_ns / (double)all;
+    for (int s = 0; s < count; s++) share_us[s] = (even + an_entry * (double)entries[s]) * 1e-3;
+}
+
 static int batch_decode(struct engine *engine)
 {
     int segments = 0;
@@ -370,19 +374,21 @@ static int batch_decode(struct engine *engine)
         };
     }
     if (segments == 0) return 0;
-    int64_t begin = clock_us();
+    const int64_t begin = clock_ns();
     decoder_forward(engine->decoder, engine->kv, engine->segments, segments, NULL);
     for (int s = 0; s < segments; s++) {
         struct run *run = engine->chosen[s];
+        engine->held_entries[s] = kv_seq_entries(run->seq);
         run->decode_steps++;
         run->batch_sum += segments;
         if (segments > run->figures.batch_max) run->figures.batch_max = segments;
         run_measure(engine, run);
         run_draw(engine, run, engine->segments[s].logits);
     }
-    int64_t spent = clock_us() - begin;
-    engine->counters.decode_us += spent;
-    for (int s = 0; s < segments; s++) engine->chosen[s]->share_us += (double)spent / segments;
+    const int64_t spent = clock_ns() - begin;
+    engine->counters.decode_us += spent / 1000;
+    step_split(spent, decoder_attend_ns(engine->decoder), engine->held_entries, segments, engine->step_us);
+    for (int s = 0; s < segments; s++) engine->chosen[s]->share_us += engine->step_us[s];
     batch_compact(engine, segments);
     batch_settle(engine, segments);
     return segments;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "alloc/plan.h"
+#include "engine/clock.h"
 #include "engine/internal.h"
 #include "engine/model/filemap.h"
 
@@ -137,8 +138,11 @@ static int lists_new(struct engine *engine, struct kvf_err *err)
     engine->places = calloc((size_t)engine->model->config.vocab, sizeof *engine->places);
     engine->entries =
         calloc((size_t)engine->model->config.layers * (size_t)engine->model->config.kv_heads, sizeof *engine->entries);
+    engine->held_entries = calloc(batch, sizeof *engine->held_entries);
+    engine->step_us = calloc(batch, sizeof *engine->step_us);
     if (engine->running == NULL || engine->segments == NULL || engine->chosen == NULL || engine->due == NULL ||
-        engine->due_run == NULL || engine->places == NULL || engine->entries == NULL) {
+        engine->due_run == NULL || engine->places == NULL || engine->entries == NULL || engine->held_entries == NULL ||
+        engine->step_us == NULL) {
         return kvf_fail(err, KVF_ENOMEM, "opening %s: no memory", engine->model->name);
     }
     return 0;
@@ -205,6 +209,8 @@ void engine_close(struct engine **engine)
     free(e->places);
     free(e->output);
     free(e->entries);
+    free(e->held_entries);
+    free(e->step_us);
     kv_pool_destroy(&e->kv);
     decoder_destroy(&e->decoder);
     tokenizer_close(&e->tokenizer);

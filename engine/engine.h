@@ -114,7 +114,8 @@ struct completion {
     uint64_t output_hash;      /* FNV-1a 64 over the output ids: equal runs have equal hashes */
     int64_t queue_us, ttft_us; /* submit to admission; submit to first token */
     int64_t prefill_us;        /* time of the prefill chunks of this prompt */
-    int64_t decode_share_us;   /* each decode step's time (compaction apart) divided by the sequences in it, summed */
+    int64_t decode_share_us;   /* its share of each decode step (compaction apart), summed: attention by the entries
+                                * held, the rest evenly */
     int64_t compaction_us;
     int64_t total_us; /* submit to finish */
     int compactions;

@@ -43,6 +43,7 @@ struct run {
     int64_t submitted_us;
     int admitted;    /* queue_us is measured */
     double share_us; /* decode_share_us before rounding */
+    double compaction_us;
     double live_sum, batch_sum;
     int decode_steps;
     double kept_mean_sum; /* of entries a (layer, head) after compactions */
@@ -77,10 +78,14 @@ struct engine {
     struct run **due_run;        /* [max_batch] whose it is */
     struct sample_place *places; /* [vocab] */
     int32_t *entries;            /* [layers][kv_heads] what on_entries is shown */
+    int64_t *held_entries;       /* [max_batch] of each segment's sequence, over all layers and heads */
+    double *step_us;             /* [max_batch] what each segment had of a step */
     struct engine_counters counters;
 };
 
-int64_t clock_us(void);
+/* What each of `count` sequences had of a decode step: attention by the entries it holds, the rest evenly. Adds up to
+ * spent_ns. share_us: [count]. */
+void step_split(int64_t spent_ns, int64_t attend_ns, const int64_t *entries, int count, double *share_us);
 /* KVF_EINVAL: empty, no room for one token of output, or an id that the vocabulary lacks. */
 int prompt_check(const struct engine *engine, const int32_t *ids, int count, struct kvf_err *err);
 

@@ -136,12 +136,10 @@ void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
     view_table(report_cell_columns, cells, width, REPORT_CELL_KEYS, out);
     fputs("\n* Pareto front: no other cell is as accurate with less KV memory, or better with as much.\n"
           "accuracy: of all but errors, Wilson interval. vs full, p: on the same samples, exact McNemar.\n"
-          "KV: bytes in use a sample, mean over its steps and peak. tok/s: emitted by one worker,\n"
-          "decode alone and with prefill and compaction. tokens, compactions, evicted: mean a sample.\n",
+          "KV: bytes in use a sample, mean over its steps and peak. tok/s: emitted by one worker in\n"
+          "the time of this cell's own work, decode alone and with prefill and compaction. tokens,\n"
+          "compactions, evicted: mean a sample.\n",
           out);
-    if (json_array_size(cells) > 1)
-        fputs("A batch mixes cells and its time is shared evenly: for a cell's own speed, make it a job of its own.\n",
-              out);
     kernel_sets_print(cells, out);
     job_print(job, out);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include "engine/clock.h"
 #include "engine/cpu/panels.h"
 #include "engine/cpu/pool.h"
 
@@ -63,6 +64,7 @@ struct decoder {
     const struct decoder_layer *now;
     int now_index;
     int attend_pieces;
+    int64_t attend_ns;
 };
 
 /* ---- loading ---- */
@@ -491,7 +493,9 @@ static void layer_run(struct decoder *d, int segments)
     product_run(&product);
     pool_run(d->pool, rope_rows, d, takes);
     pool_run(d->pool, put_segment, d, segments);
+    const int64_t begin = clock_ns();
     attend_run(d, segments);
+    d->attend_ns += clock_ns() - begin;
     product.gemm =
         gemm_of(&layer->o, rows, d->attended, d->attended_half, d->attended_stride, d->x, d->hidden_stride, 1);
     product_run(&product);
@@ -541,6 +545,7 @@ void decoder_forward(struct decoder *d, struct kv_pool *kv, struct segment *segm
     d->kv = kv;
     d->segments = segments;
     d->rows = 0;
+    d->attend_ns = 0;
     for (int s = 0; s < count; s++) {
         segments[s].logits = NULL;
         segments[s].first_row = d->rows;
@@ -559,6 +564,11 @@ void decoder_forward(struct decoder *d, struct kv_pool *kv, struct segment *segm
         d->ops->rmsnorm(d->x + (int64_t)(d->rows - 1) * d->hidden_stride, d->final_norm, config->norm_eps,
                         config->hidden, hidden + (int64_t)(config->layers + 1) * config->hidden);
     }
+}
+
+int64_t decoder_attend_ns(const struct decoder *decoder)
+{
+    return decoder->attend_ns;
 }
 
 struct pool *decoder_threads(const struct decoder *decoder)

@@ -34,6 +34,9 @@ void decoder_destroy(struct decoder **decoder);
 /* hidden: NULL, or [layers + 2][hidden]: the last row after the embedding, each layer, and the final norm. */
 void decoder_forward(struct decoder *decoder, struct kv_pool *kv, struct segment *segments, int count, float *hidden);
 
+/* Of the last pass: the time of attention, the one part whose work goes with a sequence's entries. */
+int64_t decoder_attend_ns(const struct decoder *decoder);
+
 /* The compute threads, idle between passes, for other work of the thread that calls. */
 struct pool *decoder_threads(const struct decoder *decoder);
 

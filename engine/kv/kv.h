@@ -74,7 +74,8 @@ struct kv_view {
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
 
 int kv_tokens_seen(const struct kv_seq *seq);
-/* Last min(wanted, window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out. */
+/* Last min(wanted, window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out.
+ */
 int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int wanted, float *out);
 /* Copies of one head's entries in list order, for tests, calibration and the debug dump. Any out may be NULL. */
 void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, float *keys, float *values,
@@ -100,6 +101,7 @@ int64_t kv_entries_bound(const struct policy *policy, const struct kv_schedule *
 struct kv_compaction_stats {
     int64_t evicted_entries; /* over all layers and heads */
     int64_t kept_entries;
+    int64_t work_ns; /* over all layers, each by the thread that did it */
 };
 /* What scorers read of the model. */
 struct kv_model {

@@ -5,6 +5,7 @@
 #include "alloc/plan.h"
 #include "alloc/scorer.h"
 #include "alloc/wide.h"
+#include "engine/clock.h"
 #include "engine/cpu/pool.h"
 #include "engine/kv/kv_internal.h"
 
@@ -226,14 +227,18 @@ static void measure_item(void *arg, int item, int thread)
 {
     const struct compaction *c = arg;
     if (!policy_plan_is_online(c->due[item / c->pool->shape.layers].policy)) return;
+    const int64_t begin = clock_ns();
     c->pool->layer_rc[item] = layer_measure(c, item, &c->pool->scratch[thread], NULL);
+    c->pool->layer_ns[item] += clock_ns() - begin;
 }
 
 static void compact_item(void *arg, int item, int thread)
 {
     const struct compaction *c = arg;
     if (c->pool->plan_rc[item / c->pool->shape.layers] != 0) return;
+    const int64_t begin = clock_ns();
     c->pool->layer_rc[item] = layer_compact(c, item, &c->pool->scratch[thread], NULL);
+    c->pool->layer_ns[item] += clock_ns() - begin;
 }
 
 /* The budgets of an online plan, from what its layers were measured at. */
@@ -262,11 +267,12 @@ static void due_settle(const struct compaction *c, int index)
     struct kv_due *due = &c->due[index];
     const struct kv_shape *shape = &pool->shape;
     due->rc = pool->plan_rc[index];
-    due->stats.kept_entries = 0;
+    due->stats.kept_entries = due->stats.work_ns = 0;
     for (int layer = 0; layer < shape->layers; layer++) {
         int item = index * shape->layers + layer;
         if (due->rc == 0 && pool->layer_rc[item] != 0)
             due->rc = layer_compact(c, item, &pool->scratch[0], &due->err); /* as in plan_settle */
+        due->stats.work_ns += pool->layer_ns[item];
         due->seq->room[layer] = 0;
         for (int h = 0; h < shape->kv_heads; h++) {
             struct kv_list *list = kv_list_of(pool, due->seq, layer, h);
@@ -293,6 +299,7 @@ void kv_compact(struct kv_pool *pool, struct kv_due *due, int count, const struc
     const int items = count * pool->shape.layers;
     struct compaction compaction = {pool, due, kernels};
     int online = 0;
+    memset(pool->layer_ns, 0, (size_t)items * sizeof *pool->layer_ns);
     for (int i = 0; i < count; i++) {
         due[i].stats.evicted_entries = kv_seq_entries(due[i].seq);
         online |= policy_plan_is_online(due[i].policy);

@@ -70,6 +70,7 @@ struct kv_pool {
     /* of a running kv_compact */
     int *layer_rc;            /* [max_sequences][layers] */
     int *plan_rc;             /* [max_sequences] */
+    int64_t *layer_ns;        /* [max_sequences][layers] */
     double *statistic;        /* [max_sequences][layers] what online plans measured */
     int64_t *measured_budget; /* [max_sequences][layers] what they came to */
 };

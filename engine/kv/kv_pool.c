@@ -75,6 +75,7 @@ static int pool_allocate(struct kv_pool *pool)
            (pool->rings = zeroed_new(pool, sizeof *pool->rings, sequences * layers, shape->window_tokens, query_row)) !=
                NULL &&
            (pool->layer_rc = zeroed_new(pool, sizeof *pool->layer_rc, sequences, layers, 1)) != NULL &&
+           (pool->layer_ns = zeroed_new(pool, sizeof *pool->layer_ns, sequences, layers, 1)) != NULL &&
            (pool->plan_rc = zeroed_new(pool, sizeof *pool->plan_rc, sequences, 1, 1)) != NULL &&
            (pool->statistic = zeroed_new(pool, sizeof *pool->statistic, sequences, layers, 1)) != NULL &&
            (pool->measured_budget = zeroed_new(pool, sizeof *pool->measured_budget, sequences, layers, 1)) != NULL &&
@@ -241,6 +242,7 @@ void kv_pool_destroy(struct kv_pool **pool)
     for (int t = 0; p->scratch != NULL && t < p->threads; t++) scratch_free(&p->scratch[t]);
     free(p->scratch);
     free(p->layer_rc);
+    free(p->layer_ns);
     free(p->plan_rc);
     free(p->statistic);
     free(p->measured_budget);

@@ -195,16 +195,12 @@ START_TEST(notes_say_what_is_not_comparable)
 {
     static const char mixed[] = "more than one kernel set ran (avx2, avx2+kv-bf16): KV bytes and tok/s mix theirs, and "
                                 "answers may differ.\njob 7: ";
-    static const char shared[] = "A batch mixes cells and its time is shared evenly: for a cell's own speed, make it a "
-                                 "job of its own.\n";
 
     ck_assert_ptr_null(strstr(notes_of("avx2", "avx2"), "kernel set"));
     ck_assert_ptr_null(strstr(notes_of(NULL, "avx2"), "kernel set"));
     ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2,avx2+kv-bf16"), mixed));
     ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2+kv-bf16"), mixed));
     ck_assert_ptr_nonnull(strstr(notes_of("avx2,avx2+kv-bf16", NULL), mixed));
-    ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2"), shared));
-    ck_assert_ptr_null(strstr(notes_of("avx2", NULL), shared));
 }
 END_TEST
 

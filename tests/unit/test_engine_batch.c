@@ -1,5 +1,6 @@
 /* The scheduler and the engine's API on tiny-reasoner: endings, pages running out, cancelling, figures, calibration. */
 #include <math.h>
+#include "engine/internal.h"
 #include "tests/unit/engine_tiny.h"
 
 static struct engine *engine;
@@ -19,6 +20,22 @@ static void close_all(void)
     engine_close(&engine);
     ck_assert_ptr_null(engine);
 }
+
+/* ---- figures ---- */
+
+/* Attention by the entries held, the rest evenly; together the whole step. */
+START_TEST(a_step_is_split_by_what_it_did)
+{
+    static const int64_t entries[] = {100, 300, 0};
+    double share[3];
+    step_split(1000000, 400000, entries, 3, share);
+    ck_assert_double_eq_tol(share[0], 200 + 100, 1e-9);
+    ck_assert_double_eq_tol(share[1], 200 + 300, 1e-9);
+    ck_assert_double_eq_tol(share[2], 200, 1e-9);
+    step_split(5000, 5000, entries + 1, 1, share);
+    ck_assert_double_eq_tol(share[0], 5, 1e-9);
+}
+END_TEST
 
 /* ---- endings ---- */
 
@@ -431,6 +448,7 @@ int main(void)
     tcase_add_test(tc, bad_requests);
     tcase_add_test(tc, bad_options);
     tcase_add_test(tc, figures_of_a_run);
+    tcase_add_test(tc, a_step_is_split_by_what_it_did);
     tcase_add_test(tc, calibration_comes_near_the_simulation);
     suite_add_tcase(suite, tc);
     return tiny_suite(suite);
