@@ -127,6 +127,7 @@ static int needs_check(const struct policy *policy, const struct compact_input *
         {NEEDS_VALUES, in->values != NULL, "values"},
         {NEEDS_MASS, in->mass != NULL, "attention mass"},
         {NEEDS_OUTPUT, in->output != NULL, "output projection"},
+        {NEEDS_POSITIONS, in->positions != NULL, "positions"},
         {NEEDS_ROPE, in->rope_frequency != NULL, "rotation frequencies"},
     };
     if (in->keys == NULL && (in->key_tiles == NULL || compact_reads_rows(policy)))

@@ -54,7 +54,8 @@ struct compact_input {
     const float *const *values;            /* [kv_head] -> [entry][head_dim]; NULL unless the scorer needs values */
     const float *const *mass;        /* [kv_head] -> [entry] attention received since the entry was appended: the sum
                                       * over steps of the mean over the group of the softmax; NULL unless needed */
-    const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending */
+    const int32_t *const *positions; /* [kv_head] -> [entry] logical position, ascending; NULL unless the scorer
+                                      * needs them or some are protected */
     const int *entries;              /* [kv_head] n_i */
     const float *queries;   /* [window][kv_heads * group][head_dim], last row newest; rows: min(window, tokens seen) */
     int query_rows;         /* rows valid in `queries`; the window is min(policy window, query_rows) */

@@ -11,14 +11,15 @@
 #include <stdint.h>
 #include "alloc/compact.h"
 
-/* What of compact_input a scorer reads beyond keys and positions. */
+/* What of compact_input a scorer reads beyond keys. */
 enum scorer_needs {
     NEEDS_QUERIES = 1, /* the window's queries; at least one row */
     NEEDS_VALUES = 2,
     NEEDS_MASS = 4,   /* attention that an entry has received since it was appended */
     NEEDS_OUTPUT = 8, /* the layer's output projection */
     NEEDS_ROWS = 32,  /* keys one after the other; else tiles do, see compact_input.key_tiles */
-    NEEDS_ROPE = 16,  /* rotation frequencies, to take a query's rotation back */
+    NEEDS_POSITIONS = 64,
+    NEEDS_ROPE = 16, /* rotation frequencies, to take a query's rotation back */
 };
 
 #define SCORE_ROWS (COMPACT_DOT_ROWS + 1) /* products of as many vectors, and what they come to */

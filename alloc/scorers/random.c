@@ -17,5 +17,6 @@ const struct scorer scorer_random = {
     .name = "random",
     .source = "control",
     .keys = "",
+    .needs = NEEDS_POSITIONS,
     .score = random_fill,
 };

@@ -39,7 +39,7 @@ static void tova_score(const struct policy *policy, const struct compact_input *
 const struct scorer scorer_tova = {
     .name = "tova",
     .source = "TOVA, arXiv 2401.06104",
-    .needs = NEEDS_ROWS | NEEDS_QUERIES,
+    .needs = NEEDS_ROWS | NEEDS_QUERIES | NEEDS_POSITIONS,
     .keys = "",
     .shared_entries = 1,
     .score = tova_score,

@@ -277,14 +277,16 @@ static void avx512_attend(const struct attention *a)
 
 /* ---- scores ---- */
 
-INLINE_512 void avx512_dot_tile(enum page_kind kind, const float *const *a, int rows, const void *tile, int d,
-                                float *out, int64_t out_stride)
+INLINE_512 void avx512_dot_tile(enum page_kind kind, const float *const *a, int rows, const void *tile,
+                                const char *next, int d, float *out, int64_t out_stride)
 {
+    const int row_bytes = LANES_512 * page_element_bytes(kind);
     __m512 sum[COMPACT_DOT_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_ps();
     for (int64_t k = 0; k < d; k++) {
         const __m512 lanes = avx512_page_lanes(kind, 0xffff, tile, k * LANES_512);
+        __builtin_prefetch(next + k * row_bytes);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) sum[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r][k]), lanes, sum[r]);
     }
@@ -296,13 +298,15 @@ INLINE_512 void avx512_dot_tiles_kind(enum page_kind kind, const float *const *a
                                       int count, int d, float *out, int64_t out_stride)
 {
     for (int t = 0; t < count; t++, out += LANES_512) {
+        const char *next = tiles[t + (t < count - 1)]; /* pages lie anywhere */
         int r = 0;
         if (rows == COMPACT_DOT_ROWS) {
-            avx512_dot_tile(kind, a, COMPACT_DOT_ROWS, tiles[t], d, out, out_stride);
+            avx512_dot_tile(kind, a, COMPACT_DOT_ROWS, tiles[t], next, d, out, out_stride);
             continue;
         }
-        for (; r + 4 <= rows; r += 4) avx512_dot_tile(kind, a + r, 4, tiles[t], d, out + r * out_stride, out_stride);
-        for (; r < rows; r++) avx512_dot_tile(kind, a + r, 1, tiles[t], d, out + r * out_stride, out_stride);
+        for (; r + 4 <= rows; r += 4)
+            avx512_dot_tile(kind, a + r, 4, tiles[t], next, d, out + r * out_stride, out_stride);
+        for (; r < rows; r++) avx512_dot_tile(kind, a + r, 1, tiles[t], next, d, out + r * out_stride, out_stride);
     }
 }
 

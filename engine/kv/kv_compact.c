@@ -46,22 +46,19 @@ static uint64_t layer_key(uint64_t seed, int layer)
 }
 
 /* What the scorer reads: keys where they lie, or out of their transposed pages into rows; values only for scorers that
- * read them. */
+ * read them, and positions likewise. */
 static void head_gather(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, int rows, int values,
-                        struct kv_scratch *scratch)
+                        int positions, struct kv_scratch *scratch)
 {
     const struct kv_list *list = kv_list_of(pool, seq, layer, head);
     int dim = pool->shape.head_dim;
     int64_t first_row = (int64_t)head * pool->gather_entries;
     float *keys = scratch->gathered + first_row * dim;
-    int32_t *positions = scratch->gathered_positions + first_row;
     for (int e = 0; rows && e < list->entries; e++) kv_key_read(pool, list, e, keys + (int64_t)e * dim);
     for (int e = 0; values && e < list->entries; e++)
         kv_value_read(pool, list, e, scratch->gathered_values + (first_row + e) * dim);
-    for (int first = 0; first < list->entries; first += KV_PAGE_ENTRIES) {
-        int lanes = list->entries - first < KV_PAGE_ENTRIES ? list->entries - first : KV_PAGE_ENTRIES;
-        memcpy(positions + first, kv_entry_position(pool, list, first), (size_t)lanes * sizeof *positions);
-    }
+    for (int e = 0; positions && e < list->entries; e++)
+        scratch->gathered_positions[first_row + e] = *kv_entry_position(pool, list, e);
     scratch->head_tiles[head] =
         (struct compact_tiles){(const void *const *)list->pages, pool->shape.half ? PAGE_BF16 : PAGE_F32};
     scratch->head_entries[head] = list->entries;
@@ -78,7 +75,9 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
     int values = (scorer_at(policy->scorer)->needs & NEEDS_VALUES) && scratch->gathered_values != NULL;
     int64_t query_row = (int64_t)shape->kv_heads * shape->group * shape->head_dim;
     int by_rows = compact_reads_rows(policy);
-    for (int h = 0; h < shape->kv_heads; h++) head_gather(pool, due->seq, layer, h, by_rows, values, scratch);
+    int positions = (scorer_at(policy->scorer)->needs & NEEDS_POSITIONS) || due->protected_tokens > 0;
+    for (int h = 0; h < shape->kv_heads; h++)
+        head_gather(pool, due->seq, layer, h, by_rows, values, positions, scratch);
     int rows = kv_queries(pool, due->seq, layer, policy->window_tokens, scratch->queries);
     return (struct compact_input){
         .kv_heads = shape->kv_heads,
@@ -88,7 +87,7 @@ static struct compact_input layer_gather(const struct kv_pool *pool, const struc
         .key_tiles = scratch->head_tiles,
         .values = values ? scratch->head_values : NULL,
         .mass = due->seq->mass != NULL ? scratch->head_mass : NULL,
-        .positions = scratch->head_positions,
+        .positions = positions ? scratch->head_positions : NULL,
         .entries = scratch->head_entries,
         .queries = scratch->queries,
         .query_rows = rows,
@@ -157,13 +156,13 @@ static void head_pack(const struct kv_pool *pool, const struct kv_seq *seq, int 
     struct kv_list *list = kv_list_of(pool, seq, layer, head);
     float *mass = kv_list_mass(pool, seq, layer, head);
     const int count = scratch->keep_count[head];
-    const int32_t *kept = scratch->kept[head], *positions = scratch->head_positions[head];
+    const int32_t *kept = scratch->kept[head];
     const size_t value_bytes = (size_t)pool->shape.head_dim * (size_t)pool->number_bytes;
     int first = 0;
     while (first < count && kept[first] == first) first++;
     for (int e = first; e < count; e++) {
         value_copy(kv_entry_value(pool, list, e), kv_entry_value(pool, list, kept[e]), value_bytes);
-        *kv_entry_position(pool, list, e) = positions[kept[e]];
+        *kv_entry_position(pool, list, e) = *kv_entry_position(pool, list, kept[e]);
         if (mass != NULL) mass[e] = mass[kept[e]];
     }
     for (first -= first % KV_PAGE_ENTRIES; first < count; first += KV_PAGE_ENTRIES) {
