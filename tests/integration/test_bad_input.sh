@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Bad input gets one clear line that says what and where, and an exit code; nothing crashes.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 bad=0
 # refused CODE "WORDS|..." COMMAND...: exits with CODE, prints exactly one line on stderr that holds every word.
 refused() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A sweep through a real fleet: the table, its JSON and CSV, samples, failures, watch, cancel, resume, exit codes.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 sweep() { kv sweep --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --interval 32 --limit 8 "$@"; }
 
