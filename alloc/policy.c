@@ -255,6 +255,7 @@ int policy_parse(const char *text, struct policy *out, struct kvf_err *err)
             if (comma != NULL) *comma++ = '\0';
             if ((rc = key_value_parse(out, rest, &seen, err)) != 0) return rc;
         }
+        if ((rc = keys_idle_check(out, seen, err)) != 0) return rc;
     }
     return name_write(out, err);
 }
@@ -335,7 +336,7 @@ int policy_parameter_at(int index, struct policy_parameter *out)
     key_print(key, key->standard, out->standard, sizeof out->standard);
     if (key->every) name_append(out->used_by, sizeof out->used_by, "every policy but full");
     for (int i = 0; !key->every && scorer_at(i) != NULL; i++)
-        if (key_of_scorer(key, scorer_at(i)->keys)) name_append(out->used_by, sizeof out->used_by, scorer_at(i)->name);
+        if (key_of_list(key, scorer_at(i)->keys)) name_append(out->used_by, sizeof out->used_by, scorer_at(i)->name);
     for (int i = 0; i < PLANS; i++)
         if (key->plans >> i & 1) name_append(out->used_by, sizeof out->used_by, plans[i].name);
     for (int i = 0; i < ROUTERS; i++)

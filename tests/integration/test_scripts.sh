@@ -40,3 +40,11 @@ seq 11 17 >"$dir/second.log"
 ! wait_for 0 false 2>"$dir/err" || fail "a wait for false succeeded"
 for line in 3 7 13 17; do grep -qx $line "$dir/err" || fail "no line $line: $(cat "$dir/err")"; done
 ! grep -qxE '2|12' "$dir/err" || fail "more than five lines of a log: $(cat "$dir/err")"
+
+note "every policy of the study is one"
+unit() { sed 's/,\([a-z0-9-]*=\)/;\1/g' <<<"$6" | tr ',;' '\n,'; } # a comma before key= is inside a policy
+. "$KVF_SOURCE/tests/science/plan.sh" | sort -u >"$dir/policies"
+[ "$(wc -l <"$dir/policies")" -ge 35 ] || fail "only $(wc -l <"$dir/policies") policies: $(cat "$dir/policies")"
+while read -r policy; do
+    "$kvfleet_bin" policies "$policy" >/dev/null 2>"$dir/err" || fail "$(cat "$dir/err")"
+done <"$dir/policies"

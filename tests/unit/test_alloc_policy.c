@@ -121,10 +121,11 @@ START_TEST(parameters_are_set_and_named)
     ck_assert_str_eq(parsed("snapkv+ada+pyramid:alpha=0.5,pyramid-beta=10,pool=avg").name,
                      "snapkv+pyramid+ada:pool=avg,pyramid-beta=10,alpha=0.5");
     policy = parsed("critical-kv+wave+ada:reduce=max-prob,pool=avg,floor=protect,demand=pooled,scores=relative,"
-                    "prompt=at-prefill,protect-prompt=1,stop-after-think=1");
+                    "prompt=at-prefill,stop-after-think=1");
     ck_assert(policy.reduce == REDUCE_MAX_PROB && policy.pool == POOL_AVG && policy.floor == FLOOR_PROTECT);
     ck_assert(policy.demand == DEMAND_POOLED && policy.scores == SCORES_RELATIVE);
-    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 1 && policy.stop_after_think == 1);
+    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 0 && policy.stop_after_think == 1);
+    ck_assert_int_eq(parsed("rkv:protect-prompt=1").protect_prompt, 1);
     ck_assert_int_eq(parsed("rkv:retain=first").retain, RETAIN_FIRST);
     ck_assert_int_eq(parsed("expected-attention").sinks_tokens, 4);
     ck_assert_str_eq(parsed("reasonalloc:clip-high=3,gamma=1").name, "reasonalloc:gamma=1,clip-high=3");
@@ -188,6 +189,56 @@ START_TEST(bad_text_is_refused_in_one_line)
     refused(text, "policy", "full");
     memcpy(text, "rkv:", 4);
     refused(text, "rkv", "");
+}
+END_TEST
+
+/* A parameter that was written out and that another value switches off is refused with that value, whatever the order
+ * and the value of its own; a default that has no effect is fine, and so is what still has one. */
+START_TEST(parameters_without_effect_are_refused)
+{
+    static const struct {
+        const char *part, *when, *keys[6];
+    } rows[] = {
+        {"rkv", "lambda=1", {"similarity=0.9", "similarity=0.5", "retain=first", "retain=last"}},
+        {"ada-rkv", "retain=first", {"similarity=0.9", "similarity=0.5"}},
+        {"reasonalloc", "lambda=0", {"kernel=5", "kernel=7", "reduce=mean-prob", "reduce=method", "pool=avg"}},
+        {"snapkv", "kernel=1", {"pool=avg", "pool=max"}},
+        {"zigzag-rkv", "zigzag-min=1", {"demand=pooled"}},
+        {"layer-only", "gamma=0", {"demand=pooled", "clip-low=0", "clip-high=3"}},
+        {"layer-only", "clip-low=1", {"demand=pooled", "gamma=1", "clip-high=3"}},
+        {"dynamic", "gamma=0", {"demand=pooled", "clip-low=0", "clip-high=3", "rho=0.5", "ema=0.5"}},
+        {"dynamic", "clip-high=1", {"demand=pooled", "gamma=1", "clip-low=0", "rho=0.5", "ema=0.5"}},
+        {"ada-rkv", "alpha=1", {"scores=relative", "scores=raw"}},
+        {"reasonalloc", "beta=0", {"mu=0.5", "scores=relative", "utility=mass", "smooth=0.5"}},
+        {"head-only", "mu=1", {"beta=1", "scores=relative", "utility=mass", "smooth=0.5"}},
+        {"rkv+pyramid+reasonalloc", "mu=1", {"beta=1"}},
+        {"random", "protect-prompt=1", {"prompt=at-prefill", "prompt=at-first-interval"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int k = 0; k < 6 && rows[i].keys[k] != NULL; k++) {
+            char text[128], key[64];
+            snprintf(key, sizeof key, "%.*s has no effect", (int)strcspn(rows[i].keys[k], "="), rows[i].keys[k]);
+            snprintf(text, sizeof text, "%s:%s,%s", rows[i].part, rows[i].when, rows[i].keys[k]);
+            refused(text, key, rows[i].when);
+            snprintf(text, sizeof text, "%s:%s,%s", rows[i].part, rows[i].keys[k], rows[i].when);
+            refused(text, key, rows[i].when);
+            snprintf(text, sizeof text, "%s:%s", rows[i].part, rows[i].when);
+            parsed(text);
+        }
+    static const char *const fine[] = {
+        "rkv:lambda=1,kernel=5,reduce=mean-prob,pool=avg",
+        "rkv:lambda=0,similarity=0.9",
+        "rkv:lambda=0,retain=first",
+        "rkv:retain=last,similarity=0.9",
+        "cake-score:kernel=1",
+        "ada-rkv:alpha=0,floor=protect",
+        "ada-rkv:alpha=1,floor=protect,scores=relative",
+        "reasonalloc:mu=1,beta=1", /* a layer's budget need not divide by its heads */
+        "reasonalloc:clip-low=0,clip-high=3,gamma=2",
+        "reasonalloc-relative:beta=0",
+        "rkv:prompt=at-prefill,protect-prompt=0",
+    };
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) parsed(fine[i]);
 }
 END_TEST
 
@@ -255,6 +306,7 @@ int main(void)
     tcase_add_test(tc, presets_are_what_the_papers_say);
     tcase_add_test(tc, parameters_are_set_and_named);
     tcase_add_test(tc, bad_text_is_refused_in_one_line);
+    tcase_add_test(tc, parameters_without_effect_are_refused);
     tcase_add_test(tc, listings_say_what_parsing_does);
     tcase_add_test(tc, budgets_leave_room_for_one_choice);
     suite_add_tcase(suite, tc);
