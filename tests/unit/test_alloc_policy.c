@@ -60,7 +60,7 @@ START_TEST(presets_are_what_the_papers_say)
         {"zigzag-rkv", "rkv", "+zigzag", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
         {"cake", "snapkv", "+cake", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW, 0, 1},
         {"dynamic", "rkv", "+dynamic+reasonalloc", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW, 0, 1},
-        {"ada-snapkv", "snapkv", "+uniform+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+        {"ada-snapkv", "snapkv", "+uniform+ada:reduce=mean-prob", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
     };
     for (int i = 0; i < 11; i++) {
         char text[96];
@@ -83,6 +83,9 @@ START_TEST(presets_are_what_the_papers_say)
     ck_assert(policy.clip_low == 0.25 && policy.clip_high == 2.0 && policy.mu == 0.25);
     ck_assert_int_eq(policy.scores, SCORES_RAW);
     ck_assert_int_eq(parsed("reasonalloc-relative").scores, SCORES_RELATIVE);
+    /* Ada-KV takes the mean of the group's probabilities; R-KV's SnapKV under its router is another policy. */
+    ck_assert_int_eq(parsed("ada-snapkv").reduce, REDUCE_MEAN_PROB);
+    ck_assert_int_eq(parsed("snapkv+ada").reduce, REDUCE_METHOD);
     policy = parsed("rkv");
     ck_assert(policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
 }
@@ -110,6 +113,10 @@ START_TEST(parameters_are_set_and_named)
         {"head-only:scores=relative,beta=1", "head-only-relative:beta=1"},
         {"lava+ada+cake:ema=0.5", "lava+cake+ada:ema=0.5"},
         {"vatp:sinks=4", "vatp"},
+        {"snapkv+ada:alpha=0.5,reduce=mean-prob", "ada-snapkv:alpha=0.5"},
+        {"ada-snapkv:reduce=method", "snapkv+ada"},
+        {"ada-snapkv:reduce=max-prob", "snapkv+ada:reduce=max-prob"},
+        {"rkv+wave+reasonalloc:reduce=mean-prob", "reasonalloc:reduce=mean-prob"},
         {"rkv:reduce=method,prompt=at-first-interval,protect-prompt=0", "rkv"},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
@@ -117,6 +124,8 @@ START_TEST(parameters_are_set_and_named)
         ck_assert_msg(memcmp(&a, &b, sizeof a) == 0, "%s is %s, %s is %s", same[i][0], a.name, same[i][1], b.name);
         ck_assert_msg(memcmp(&a, &again, sizeof a) == 0, "%s reads back as %s", a.name, again.name);
     }
+    ck_assert_str_eq(parsed("ada-snapkv:reduce=method").name, "snapkv+ada");
+    ck_assert_str_eq(parsed("rkv+wave+reasonalloc:reduce=max-prob").name, "reasonalloc:reduce=max-prob");
     ck_assert_str_eq(parsed("rkv:lambda=0.07").name, "rkv:lambda=0.07");
     ck_assert_str_eq(parsed("snapkv+ada+pyramid:alpha=0.5,pyramid-beta=10,pool=avg").name,
                      "snapkv+pyramid+ada:pool=avg,pyramid-beta=10,alpha=0.5");
@@ -265,7 +274,8 @@ START_TEST(listings_say_what_parsing_does)
             used++;
             snprintf(text, sizeof text, "%s:%s=%s", policy.name, parameter.name, value);
             ck_assert_str_eq(parsed(text).name, policy.name);
-            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0)
+            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0 &&
+                strcmp(parameter.name, "reduce") != 0)
                 ck_assert_str_eq(value, parameter.standard);
         }
         ck_assert_msg(used > 0, "no preset reads %s", parameter.name);
