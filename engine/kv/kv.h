@@ -74,7 +74,8 @@ struct kv_view {
 struct kv_view kv_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head);
 
 int kv_tokens_seen(const struct kv_seq *seq);
-/* Last min(wanted, window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out. */
+/* Last min(wanted, window, seen) queries of a layer, oldest first, [rows][kv_heads * group][head_dim]; copies into out.
+ */
 int kv_queries(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int wanted, float *out);
 /* Copies of one head's entries in list order, for tests, calibration and the debug dump. Any out may be NULL. */
 void kv_read_head(const struct kv_pool *pool, const struct kv_seq *seq, int layer, int head, float *keys, float *values,
@@ -89,6 +90,8 @@ struct kv_schedule {
 /* The schedule of policy.h and alloc.md 2.2: first when tokens_seen reaches budget + interval; for a prompt longer than
  * the budget when it is in the cache (PROMPT_AT_PREFILL) or `interval` tokens later; then every interval tokens. */
 int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, const struct kv_schedule *schedule);
+/* tokens_seen at which the first is due. */
+int64_t kv_first_compaction(const struct policy *policy, const struct kv_schedule *schedule);
 /* Most entries, a mean over (layer, head), that a sequence of up to longest_tokens tokens holds at any time on that
  * schedule. A compaction leaves layers * kv_heads * budget entries at most, whatever the scores, the plan or the
  * router; until the next one comes every head gains `interval`; the prompt is there whole before the first one. So
