@@ -91,10 +91,15 @@ again=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narro
 [ "$again" = "$job" ] || fail "--resume gave job $again, not $job"
 kv watch "$job" >"$dir/watch" 2>&1 &
 watcher=$!
+behind=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 1 2>/dev/null)
+kv watch "$behind" >"$dir/behind" 2>&1 &
+behind_watcher=$!
+wait_for 10 grep -q "^job $behind: 0/1 sample (0 %), waiting: job $job runs first$" "$dir/behind"
 kv cancel "$job" >/dev/null 2>&1
 code=0
 wait $watcher || code=$?
 [ $code = 130 ] || fail "watch of a cancelled job exits $code"
+wait $behind_watcher || fail "the job behind the cancelled one: $(cat "$dir/behind")"
 kept=$(done_samples)
 [ "$kept" -ge 8 ] || fail "cancel dropped results"
 kv results --job "$job" >/dev/null || [ $? = 130 ] || fail "results of a cancelled job"
