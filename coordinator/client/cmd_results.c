@@ -96,7 +96,7 @@ int print_results(const struct command *command, const struct settings *settings
         code = view_json(json_pack("{s:O, s:o}", "job", job, "cells", view_ordered(report_cell_columns, cells)), stdout,
                          &err);
     else if (code == KVF_OK && settings->csv)
-        view_csv(report_cell_columns, cells, stdout);
+        code = view_csv(report_cell_columns, cells, stdout, &err);
     else if (code == KVF_OK)
         report_table(job, cells, terminal_width(stdout), stdout);
     exit_code = code == KVF_OK ? report_exit_code(job) : command_fail(command, code, &err);
@@ -149,7 +149,7 @@ static int print_samples(const struct settings *settings, struct session *sessio
                                    next < 0 ? json_null() : json_integer(next)),
                          stdout, err);
     } else if (settings->csv) {
-        view_csv(report_sample_columns, rows, stdout);
+        code = view_csv(report_sample_columns, rows, stdout, err);
     } else if (json_array_size(rows) == 0) {
         fprintf(stderr, settings->failures ? "no failures\n" : "no samples\n");
     } else {

@@ -77,6 +77,31 @@ grep -q "there are more: --after" "$dir/list.err" || fail "--limit 7: no word th
 grep -q "there are more: --after" "$dir/list.err" || fail "the table's page: no word that there are more"
 [ "$(listed --limit 0 2>/dev/null | grep -c chain-arith-narrow)" = 60 ] || fail "--samples --limit 0: expected 60 rows"
 
+for list in "results --job $long --samples" "status" "workers"; do
+    kv $list --json >"$dir/list.json" 2>/dev/null
+    kv $list --csv >"$dir/list.csv" 2>/dev/null
+    python3 - "$dir/list.json" "$dir/list.csv" <<'PY' || fail "$list: --csv lacks what --json has"
+import csv, json, sys
+def flat(row, outer=""):
+    for key, value in row.items():
+        yield from flat(value, outer + key + ".") if isinstance(value, dict) else [(outer + key, value)]
+doc = json.load(open(sys.argv[1]))
+rows = [dict(flat(row)) for row in next(value for value in doc.values() if isinstance(value, list))]
+table = list(csv.reader(open(sys.argv[2])))
+assert table[0] == list(rows[0]), (table[0], list(rows[0]))
+assert len(table) == len(rows) + 1
+def shown(value):
+    if isinstance(value, (bool, list)): return json.dumps(value, separators=(",", ":"))
+    return "" if value is None else str(value)
+for row, line in zip(rows, table[1:]):
+    for (key, value), text in zip(row.items(), line):
+        assert text == shown(value) or float(text) == value, (key, value, text)
+PY
+done
+# the head line does not depend on whether there are rows
+[ "$(listed --csv --after 9007199254740991)" = "$(listed --csv --limit 1 2>/dev/null | head -n 1)" ] ||
+    fail "the head line without rows: $(listed --csv --after 9007199254740991)"
+
 note "without --policy: full and the default policy"
 unnamed=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --budget 128 --interval 32 --limit 1 2>/dev/null)
 cells=$(sql "SELECT string_agg(policy, ' ' ORDER BY cell_id) FROM cells WHERE job_id = $unnamed")
