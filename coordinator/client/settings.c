@@ -84,7 +84,9 @@ int settings_read(const struct command *command, int argc, char **argv, struct s
             return kvf_fail(err, KVF_EINVAL, "--%.*s is not a flag of this command; see kvfleet %s --help", (int)length,
                             name, command->name);
     }
-    return conf_read(items, out, argc, argv, conf, rest, err);
+    const int code = conf_read(items, out, argc, argv, conf, rest, err);
+    out->conf = *conf;
+    return code;
 }
 
 void settings_print(const struct settings *settings, const struct conf *conf, FILE *out)

@@ -22,7 +22,11 @@ refused() {
 cp -r "$KVF_SOURCE/models/tiny-reasoner" "$model"
 rm -f "$model/wave-profile.json"
 data=$KVF_SOURCE/data/chain-arith-narrow.jsonl
-submit() { kv submit --model "$model" --dataset "$data" --policy rkv --budget 96 --interval 32 "$@"; }
+submit() { # FLAGS...: these, and of a job that is right what they do not say
+    local own=() right=(--model "$model" --dataset "$data" --policy rkv --budget 96 --interval 32) i
+    for ((i = 0; i < ${#right[@]}; i += 2)); do [[ " $* " == *" ${right[i]} "* ]] || own+=("${right[@]:i:2}"); done
+    kv submit "${own[@]}" "$@"
+}
 
 note "policies and budgets"
 refused 64 "magic|full" submit --policy magic
@@ -33,6 +37,10 @@ refused 64 "interval|0" submit --interval 0
 refused 64 "frobnicate" kv frobnicate
 refused 64 "--no-such-flag" kv submit --no-such-flag
 refused 64 "dataset" kv submit --model "$model" --policy rkv --budget 96
+
+refused 64 'flag --job: expected it once, got "1" and "2"' kv results --job 1 --job 2
+refused 64 "--raw and --template exclude each other" "$kvfleet_bin" generate --model "$model" --raw --template kvfleet-tiny hello
+refused 64 "--raw and --template exclude each other" env KVFLEET_RAW=1 "$kvfleet_bin" generate --model "$model" --template raw hello
 
 note "data sets"
 head -3 "$data" >"$dir/ok.jsonl"
