@@ -183,7 +183,7 @@ int command_misuse(const struct command *command, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    vsnprintf(err.text, sizeof err.text, format, args);
+    kvf_vfail(&err, KVF_EINVAL, format, args);
     va_end(args);
     fprintf(stderr, "kvfleet %s: %s; see kvfleet %s --help\n", command->name, err.text, command->name);
     return EXIT_USAGE;

@@ -251,6 +251,46 @@ START_TEST(parameters_without_effect_are_refused)
 }
 END_TEST
 
+/* Nothing that was typed reaches a terminal as a command to it, in any error: kvf_fail writes them all. */
+START_TEST(what_is_quoted_is_escaped)
+{
+    static const struct {
+        const char *raw, *escaped;
+    } rows[] = {
+        {"a\x1b[31mb\x07", "a\\x1b[31mb\\x07"},
+        {"\t\r\n\x7f", "\\x09\\x0d\\n\\x7f"},
+        {"\xc2\x9b"
+         "31m",
+         "\\xc2\\x9b31m"}, /* U+009B is ESC [ in one character */
+        {"gr\xc3\xb6\xc3\x9f"
+         "e \xe2\x82\xac \xf0\x9f\x98\x80",
+         "gr\xc3\xb6\xc3\x9f"
+         "e \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"\x9b\xff\xc3(\xed\xa0\x80", "\\x9b\\xff\\xc3(\\xed\\xa0\\x80"},
+        {"\\x1b", "\\x1b"},
+        {"\xe2\x82", "\\xe2\\x82"},
+    };
+    struct kvf_err err, again;
+    char text[2 * KVF_ERR_MAX];
+    refused("rkv\x1b[31m", "policy 'rkv\\x1b[31m' is unknown", "");
+    refused("rkv:\x1b=1", "'\\x1b'", "");
+    refused("rkv:lambda=\x1b]0;x\x07", "lambda is '\\x1b]0;x\\x07'", "");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ck_assert_int_eq(kvf_fail(&err, KVF_EIO, "'%s'", rows[i].raw), KVF_EIO);
+        snprintf(text, sizeof text, "'%s'", rows[i].escaped);
+        ck_assert_str_eq(err.text, text);
+        kvf_fail(&again, KVF_EIO, "%s", err.text); /* an error that quotes another changes nothing */
+        ck_assert_str_eq(again.text, err.text);
+    }
+    /* What has no room is left out whole. */
+    memset(text, '\x1b', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    kvf_fail(&err, KVF_EIO, "%s", text);
+    ck_assert_uint_eq(strlen(err.text), (KVF_ERR_MAX - 1) / 4 * 4);
+    ck_assert_str_eq(err.text + strlen(err.text) - 4, "\\x1b");
+}
+END_TEST
+
 /* The tables behind a listing: every parameter is used by somebody, and its default is what a policy has. */
 START_TEST(listings_say_what_parsing_does)
 {
@@ -317,6 +357,7 @@ int main(void)
     tcase_add_test(tc, parameters_are_set_and_named);
     tcase_add_test(tc, bad_text_is_refused_in_one_line);
     tcase_add_test(tc, parameters_without_effect_are_refused);
+    tcase_add_test(tc, what_is_quoted_is_escaped);
     tcase_add_test(tc, listings_say_what_parsing_does);
     tcase_add_test(tc, budgets_leave_room_for_one_choice);
     suite_add_tcase(suite, tc);
