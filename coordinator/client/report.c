@@ -167,7 +167,19 @@ static void kernel_sets_print(const json_t *cells, FILE *out)
     json_decref(sets);
 }
 
-void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
+bool report_has_full(const json_t *cells)
+{
+    const json_t *cell;
+    size_t i;
+
+    json_array_foreach(cells, i, cell)
+    {
+        if (strcmp(text_of(cell, "policy"), "full") == 0) return true;
+    }
+    return false;
+}
+
+void report_table(const json_t *job, const json_t *cells, bool has_full, int width, FILE *out)
 {
     view_table(report_cell_columns, cells, width, REPORT_CELL_KEYS, out);
     fputs("\n* Pareto front: no other cell is as accurate with less KV memory, or better with as much.\n"
@@ -175,6 +187,7 @@ void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
           "KV: bytes in use a sample, mean over its steps and peak. tok/s: emitted by one worker,\n"
           "decode alone and with prefill and compaction. tokens, compactions, evicted: mean a sample.\n",
           out);
+    if (!has_full) fputs("vs full, p, KV to full: - as the job has no cell of policy full to compare with.\n", out);
     if (json_array_size(cells) > 1)
         fputs("A batch mixes cells and its time is shared evenly: for a cell's own speed, make it a job of its own.\n",
               out);

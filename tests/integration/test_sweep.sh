@@ -64,6 +64,13 @@ for wrong in "--policy rkv|policy rkv fits 2 cells, expected one: give --policy 
     grep -qF "${wrong#*|}" "$dir/err" || fail "--samples ${wrong%|*}: $(cat "$dir/err")"
 done
 
+note "a table without full says why it compares nothing; one that leaves it out compares"
+missing="as the job has no cell of policy full"
+kv results --job 1 --policy rkv --budget 96 >"$dir/chosen"
+! grep -q "$missing" "$dir/chosen" "$dir/table" || fail "job 1 has a cell of policy full"
+sweep --policy rkv --budget 96 >"$dir/alone" 2>/dev/null
+[ "$(grep -c "$missing" "$dir/alone")" = 1 ] || fail "no word about vs full: $(cat "$dir/alone")"
+
 note "a list for a program is whole, for a person a page"
 listed() { kv results --job "$long" --samples "$@"; }
 long=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 60 2>/dev/null)

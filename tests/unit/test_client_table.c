@@ -184,7 +184,7 @@ static const char *notes_of(const char *first, const char *second)
     FILE *out = capture();
 
     ck_assert_ptr_nonnull(cells);
-    report_table(job, cells, 0, out);
+    report_table(job, cells, true, 0, out);
     fclose(out);
     json_decref(cells);
     json_decref(job);
@@ -205,6 +205,31 @@ START_TEST(notes_say_what_is_not_comparable)
     ck_assert_ptr_nonnull(strstr(notes_of("avx2,avx2+kv-bf16", NULL), mixed));
     ck_assert_ptr_nonnull(strstr(notes_of("avx2", "avx2"), shared));
     ck_assert_ptr_null(strstr(notes_of("avx2", NULL), shared));
+}
+END_TEST
+
+/* A column of "-" says whether there is nothing to compare with or nothing compared yet. */
+START_TEST(a_job_without_full_says_so)
+{
+    static const char note[] = "\nvs full, p, KV to full: - as the job has no cell of policy full to compare with.\n";
+    json_t *job = json_pack("{s:i, s:s, s:i, s:i}", "job_id", 7, "state", "running", "done", 1, "n_samples", 2);
+    json_t *rows = json_loads(rows_text, 0, NULL), *none = json_array();
+    FILE *out = capture();
+
+    ck_assert(report_has_full(rows));
+    ck_assert(!report_has_full(none));
+    report_table(job, rows, true, 0, out);
+    fclose(out);
+    ck_assert_ptr_null(strstr(captured, "compare with"));
+    json_array_remove(rows, 0);
+    ck_assert(!report_has_full(rows)); /* rkv */
+    out = capture();
+    report_table(job, rows, false, 0, out);
+    fclose(out);
+    ck_assert_ptr_nonnull(strstr(captured, note));
+    json_decref(job);
+    json_decref(rows);
+    json_decref(none);
 }
 END_TEST
 
@@ -312,7 +337,7 @@ START_TEST(last_line_of_a_report)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *job = json_loads(cases[i].job, 0, NULL), *cells = json_array();
         FILE *out = capture();
-        report_table(job, cells, 0, out);
+        report_table(job, cells, true, 0, out);
         fclose(out);
         ck_assert_msg(strstr(captured, cases[i].line) != NULL, "expected %s in: %s", cases[i].line, captured);
         json_decref(cells);
@@ -356,6 +381,7 @@ int main(void)
     tcase_add_test(tc, csv_fields);
     tcase_add_test(tc, report_of_a_sweep);
     tcase_add_test(tc, notes_say_what_is_not_comparable);
+    tcase_add_test(tc, a_job_without_full_says_so);
     tcase_add_test(tc, csv_and_json_hold_the_same);
     tcase_add_test(tc, csv_has_what_json_has);
     tcase_add_test(tc, sample_shows_thinking_and_answer);
