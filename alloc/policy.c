@@ -25,24 +25,31 @@ static const struct part routers[] = {
 };
 enum { PLANS = sizeof plans / sizeof plans[0], ROUTERS = sizeof routers / sizeof routers[0] };
 
-/* Combinations with a name of their own. A scorer alone is a preset by itself. */
+/* Combinations with a name of their own; REDUCE_METHOD leaves `reduce` to the scorer, and free. A scorer alone is a
+ * preset by itself. */
 static const struct preset {
     const char *name, *scorer, *source;
     enum policy_plan plan;
     enum policy_router router;
     enum policy_scores scores;
+    enum policy_reduce reduce;
 } presets[] = {
-    {"pyramid-rkv", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_PYRAMID, ROUTER_UNIFORM, SCORES_RAW},
-    {"ada-rkv", "rkv", "Ada-KV on R-KV's score", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW},
-    {"layer-only", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_WAVE, ROUTER_UNIFORM, SCORES_RAW},
-    {"head-only", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RAW},
-    {"head-only-relative", "rkv", "head-only on comparable scores", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RELATIVE},
-    {"reasonalloc", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RAW},
-    {"reasonalloc-relative", "rkv", "reasonalloc on comparable scores", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RELATIVE},
-    {"zigzag-rkv", "rkv", "ZigZagKV on R-KV's score", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW},
-    {"cake", "snapkv", "CAKE, arXiv 2503.12491, on SnapKV's score", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW},
-    {"dynamic", "rkv", "after ReasonAlloc, arXiv 2606.11164, appendix C", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW},
-    {"ada-snapkv", "snapkv", "Ada-KV, arXiv 2407.11550, on R-KV's SnapKV", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW},
+    {"pyramid-rkv", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_PYRAMID, ROUTER_UNIFORM, SCORES_RAW, REDUCE_METHOD},
+    {"ada-rkv", "rkv", "Ada-KV on R-KV's score", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, REDUCE_METHOD},
+    {"layer-only", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_WAVE, ROUTER_UNIFORM, SCORES_RAW, REDUCE_METHOD},
+    {"head-only", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RAW, REDUCE_METHOD},
+    {"head-only-relative", "rkv", "head-only on comparable scores", PLAN_UNIFORM, ROUTER_REASONALLOC, SCORES_RELATIVE,
+     REDUCE_METHOD},
+    {"reasonalloc", "rkv", "ReasonAlloc, arXiv 2606.11164", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RAW, REDUCE_METHOD},
+    {"reasonalloc-relative", "rkv", "reasonalloc on comparable scores", PLAN_WAVE, ROUTER_REASONALLOC, SCORES_RELATIVE,
+     REDUCE_METHOD},
+    {"zigzag-rkv", "rkv", "ZigZagKV on R-KV's score", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW, REDUCE_METHOD},
+    {"cake", "snapkv", "CAKE, arXiv 2503.12491, on SnapKV's score", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW,
+     REDUCE_METHOD},
+    {"dynamic", "rkv", "after ReasonAlloc, arXiv 2606.11164, appendix C", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW,
+     REDUCE_METHOD},
+    {"ada-snapkv", "snapkv", "Ada-KV, arXiv 2407.11550, while decoding", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW,
+     REDUCE_MEAN_PROB},
 };
 enum { PRESETS = sizeof presets / sizeof presets[0] };
 
@@ -80,7 +87,8 @@ static const struct preset *preset_of(const struct policy *policy)
 {
     for (int i = 0; i < PRESETS; i++)
         if (strcmp(presets[i].scorer, scorer_at(policy->scorer)->name) == 0 && presets[i].plan == policy->plan &&
-            presets[i].router == policy->router && presets[i].scores == policy->scores)
+            presets[i].router == policy->router && presets[i].scores == policy->scores &&
+            (presets[i].reduce == REDUCE_METHOD || presets[i].reduce == policy->reduce))
             return &presets[i];
     return NULL;
 }
@@ -152,7 +160,14 @@ static int combination_check(const struct policy *policy, struct kvf_err *err)
     return 0;
 }
 
-/* Scorer, plan, router and, from a preset, `scores`; every other parameter at its default. */
+/* The parameters that a preset sets. */
+static void preset_fill(const struct preset *preset, struct policy *policy)
+{
+    policy->scores = preset->scores;
+    policy->reduce = preset->reduce;
+}
+
+/* Scorer, plan, router and what a preset sets; every other parameter at its default. */
 static int combination_parse(const char *text, size_t len, struct policy *out, struct kvf_err *err)
 {
     const struct preset *preset = NULL;
@@ -178,7 +193,7 @@ static int combination_parse(const char *text, size_t len, struct policy *out, s
     if (rc == 0) rc = combination_check(out, err);
     if (rc != 0) return rc;
     keys_reset(out);
-    if (preset != NULL) out->scores = preset->scores;
+    if (preset != NULL) preset_fill(preset, out);
     return 0;
 }
 
@@ -212,7 +227,7 @@ static int name_write(struct policy *policy, struct kvf_err *err)
     const struct scorer *scorer = scorer_at(policy->scorer);
     struct policy standard = *policy;
     keys_reset(&standard);
-    if (preset != NULL) standard.scores = preset->scores;
+    if (preset != NULL) preset_fill(preset, &standard);
     const int plan = preset == NULL && policy->plan != PLAN_UNIFORM;
     const int router = preset == NULL && policy->router != ROUTER_UNIFORM;
     size_t at = (size_t)snprintf(name, sizeof name, "%s%s%s%s%s",
@@ -255,6 +270,7 @@ int policy_parse(const char *text, struct policy *out, struct kvf_err *err)
             if (comma != NULL) *comma++ = '\0';
             if ((rc = key_value_parse(out, rest, &seen, err)) != 0) return rc;
         }
+        if ((rc = keys_idle_check(out, seen, err)) != 0) return rc;
     }
     return name_write(out, err);
 }
@@ -288,9 +304,10 @@ int policy_plan_is_online(const struct policy *policy)
 static void preset_print(const struct preset *preset, char *text, size_t cap)
 {
     const int plan = preset->plan != PLAN_UNIFORM, router = preset->router != ROUTER_UNIFORM;
-    snprintf(text, cap, "%s%s%s%s%s%s", preset->scorer, plan ? "+" : "", plan ? plans[preset->plan].name : "",
+    snprintf(text, cap, "%s%s%s%s%s%s%s", preset->scorer, plan ? "+" : "", plan ? plans[preset->plan].name : "",
              router ? "+" : "", router ? routers[preset->router].name : "",
-             preset->scores == SCORES_RELATIVE ? ":scores=relative" : "");
+             preset->scores == SCORES_RELATIVE ? ":scores=relative" : "",
+             preset->reduce == REDUCE_MEAN_PROB ? ":reduce=mean-prob" : "");
 }
 
 int policy_part_at(enum policy_part_kind kind, int index, struct policy_part *out)
@@ -335,7 +352,7 @@ int policy_parameter_at(int index, struct policy_parameter *out)
     key_print(key, key->standard, out->standard, sizeof out->standard);
     if (key->every) name_append(out->used_by, sizeof out->used_by, "every policy but full");
     for (int i = 0; !key->every && scorer_at(i) != NULL; i++)
-        if (key_of_scorer(key, scorer_at(i)->keys)) name_append(out->used_by, sizeof out->used_by, scorer_at(i)->name);
+        if (key_of_list(key, scorer_at(i)->keys)) name_append(out->used_by, sizeof out->used_by, scorer_at(i)->name);
     for (int i = 0; i < PLANS; i++)
         if (key->plans >> i & 1) name_append(out->used_by, sizeof out->used_by, plans[i].name);
     for (int i = 0; i < ROUTERS; i++)

@@ -106,8 +106,8 @@ struct policy {
  * What follows the scorer comes in any order; what is missing is `uniform`. Keys are those that the parts read, and the
  * schedule's. The canonical name is the preset where the combination is one, else scorer, plan, router without
  * `uniform` parts, then the parameters that differ from the preset's or the defaults, in table order. Refused, in one
- * line: what is not known, a key that no part reads, a value out of range (NaN included), a combination that makes no
- * sense. */
+ * line: what is not known, a key that no part reads, a key that another value leaves without effect, a value out of
+ * range (NaN included), a combination that makes no sense. */
 KVF_MUSTCHECK int policy_parse(const char *text, struct policy *out, struct kvf_err *err);
 
 /* Refuses a budget below window + sinks + 1 and an interval below 1; `full` takes any budget, which it ignores. */

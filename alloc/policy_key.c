@@ -120,7 +120,7 @@ const struct policy_key *key_at(int index)
     return index >= 0 && index < KEYS ? &keys[index] : NULL;
 }
 
-int key_of_scorer(const struct policy_key *key, const char *list)
+int key_of_list(const struct policy_key *key, const char *list)
 {
     const size_t len = strlen(key->name);
     for (const char *at = list; *at != '\0'; at += strspn(at, " ")) {
@@ -135,7 +135,7 @@ int key_used(const struct policy_key *key, const struct policy *policy)
 {
     if (policy->scorer == SCORER_NONE) return 0;
     return key->every || (key->plans >> policy->plan & 1) || (key->routers >> policy->router & 1) ||
-           key_of_scorer(key, scorer_at(policy->scorer)->keys);
+           key_of_list(key, scorer_at(policy->scorer)->keys);
 }
 
 double key_value(const struct policy_key *key, const struct policy *policy)
@@ -211,6 +211,66 @@ int key_set(const struct policy_key *key, struct policy *policy, const char *tex
         return kvf_fail(err, KVF_EINVAL, "policy %s: %s is '%s', expected %s", policy->name, key->name, text, range);
     }
     value_put(key, policy, value);
+    return 0;
+}
+
+/* ---- parameters without effect ---- */
+
+#define EQUAL_WEIGHTS "all layers weigh the same"
+#define EVEN_PLANS    (ON(PLAN_UNIFORM) | ON(PLAN_PYRAMID))
+
+/* What other values switch off: no choice depends on it, but for the rounding of relative scores. Ada-KV's floor is
+ * none of these at alpha=0: its two ways still part where scores tie. */
+static const struct idle {
+    const char *keys; /* space-separated: those without effect */
+    const char *when; /* and the values that make it so, as a policy spells them */
+    unsigned plans;   /* 1 << enum value, ored: only with these plans; 0: with all */
+    const char *reason;
+} idle[] = {
+    {"similarity retain", "lambda=1", 0, "redundancy has no weight"},
+    {"similarity", "retain=first", 0, "entry 0 is the one that is not redundant, however similar"},
+    {"kernel reduce pool", "lambda=0", 0, "importance has no weight"},
+    {"pool", "kernel=1", 0, "one entry is its own maximum and its own mean"},
+    {"demand", "zigzag-min=1", 0, "nothing is left to share by demand"},
+    {"demand clip-low clip-high rho ema", "gamma=0", 0, EQUAL_WEIGHTS},
+    {"demand gamma clip-high rho ema", "clip-low=1", 0, "every layer has the mean at least, so exactly it"},
+    {"demand gamma clip-low rho ema", "clip-high=1", 0, "every layer has the mean at most, so exactly it"},
+    {"scores", "alpha=1,floor=blend", 0, "all heads weigh the same"},
+    {"mu scores utility smooth", "beta=0", 0, "all heads weigh the same"},
+    {"beta scores utility smooth", "mu=1", EVEN_PLANS, "every head has the mean at least, so exactly it"},
+    {"prompt", "protect-prompt=1", 0, "a protected prompt is not compressed"},
+};
+
+/* Whether the policy has all of the values that "key=value,key=value" lists. A key that the policy does not read is at
+ * its default, which no row lists. */
+static int values_hold(const struct policy *policy, const char *list)
+{
+    for (int i = 0; i < KEYS; i++) {
+        char own[96], value[32];
+        const char *at = list;
+        const size_t name = strlen(keys[i].name);
+        while (at != NULL && (strncmp(at, keys[i].name, name) != 0 || at[name] != '=')) {
+            at = strchr(at, ',');
+            if (at != NULL) at++;
+        }
+        if (at == NULL) continue;
+        key_print(&keys[i], key_value(&keys[i], policy), value, sizeof value);
+        snprintf(own, sizeof own, "%s=%s", keys[i].name, value);
+        if (strlen(own) != strcspn(at, ",") || strncmp(own, at, strlen(own)) != 0) return 0;
+    }
+    return 1;
+}
+
+int keys_idle_check(const struct policy *policy, uint64_t given, struct kvf_err *err)
+{
+    for (size_t row = 0; row < sizeof idle / sizeof idle[0]; row++) {
+        if ((idle[row].plans != 0 && !(idle[row].plans >> policy->plan & 1)) || !values_hold(policy, idle[row].when))
+            continue;
+        for (int i = 0; i < KEYS; i++)
+            if ((given >> i & 1) && key_of_list(&keys[i], idle[row].keys))
+                return kvf_fail(err, KVF_EINVAL, "policy %s: %s has no effect with %s: %s, expected no %s",
+                                policy->name, keys[i].name, idle[row].when, idle[row].reason, keys[i].name);
+    }
     return 0;
 }
 

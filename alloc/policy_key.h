@@ -3,6 +3,8 @@
 #ifndef KVF_POLICY_KEY_H
 #define KVF_POLICY_KEY_H
 
+#include <stdint.h>
+
 #include "alloc/policy.h"
 
 enum key_kind { KEY_INT, KEY_ODD, KEY_REAL, KEY_WORD };
@@ -19,9 +21,12 @@ struct policy_key {
 
 /* NULL past the end. */
 const struct policy_key *key_at(int index);
-/* Whether `key` is in a scorer's list of keys. */
-int key_of_scorer(const struct policy_key *key, const char *list);
+/* Whether `key` is in a space-separated list, as a scorer's. */
+int key_of_list(const struct policy_key *key, const char *list);
 int key_used(const struct policy_key *key, const struct policy *policy);
+/* Refuses a parameter that was written out, bit i of `given` for key_at(i), where the policy's other values leave it
+ * without effect. */
+KVF_MUSTCHECK int keys_idle_check(const struct policy *policy, uint64_t given, struct kvf_err *err);
 /* The value of `key` in a policy, with which it compares and prints; doubles hold every int exactly. */
 double key_value(const struct policy_key *key, const struct policy *policy);
 /* The shortest spelling that reads back as the same value. */

@@ -285,6 +285,17 @@ uint32_t queue_job_workers(const struct queue *queue, const struct queue_job *jo
     return count;
 }
 
+const struct queue_job *queue_job_before(const struct queue *queue, const struct queue_job *job)
+{
+    if (job->state != JOB_RUNNING || job->n_leases > 0 || job->n_pending == 0) return NULL;
+    for (const struct queue_job *other = queue->jobs; other != NULL && other != job; other = other->next) {
+        if (other->state != JOB_RUNNING || (other->n_pending == 0 && other->n_leases == 0)) continue;
+        for (const struct queue_worker *worker = queue->workers; worker != NULL; worker = worker->next)
+            if (worker->alive && worker_holds(worker, job) && worker_holds(worker, other)) return other;
+    }
+    return NULL;
+}
+
 void queue_job_rates(const struct queue_job *job, int64_t now_ms, double *samples_per_s, double *tokens_per_s)
 {
     int64_t now_slot = now_ms / QUEUE_RATE_MS, samples = 0, tokens = 0;

@@ -136,6 +136,9 @@ void queue_job_cancel(struct queue *queue, struct queue_job *job, int64_t now_ms
 bool queue_job_complete(const struct queue_job *job);
 /* Live workers that hold its model. */
 uint32_t queue_job_workers(const struct queue *queue, const struct queue_job *job);
+/* The first job in line before it whose work a live worker of its own does instead, while it has no lease itself; NULL.
+ */
+const struct queue_job *queue_job_before(const struct queue *queue, const struct queue_job *job);
 /* Over the last 5 s. */
 void queue_job_rates(const struct queue_job *job, int64_t now_ms, double *samples_per_s, double *tokens_per_s);
 

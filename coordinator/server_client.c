@@ -367,6 +367,7 @@ static char *progress_text(const struct server *server, const struct queue_job *
                                          [JOB_DONE] = "done",
                                          [JOB_DONE_WITH_ERRORS] = "done_with_errors",
                                          [JOB_CANCELLED] = "cancelled"};
+    const struct queue_job *before = queue_job_before(&server->queue, job);
     bool running = job->state == JOB_RUNNING;
     double samples_per_s, tokens_per_s;
     int64_t end_ms = running ? server->now_ms : job->ended_ms;
@@ -381,13 +382,15 @@ static char *progress_text(const struct server *server, const struct queue_job *
                                                (json_int_t)cell->total, "done", (json_int_t)cell->done, "errors",
                                                (json_int_t)cell->errors, "correct", (json_int_t)cell->correct));
     }
-    rows = json_pack(
-        "[{s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:f}]", "job_id", (json_int_t)job->job_id, "state",
-        states[job->state], "cells", cells, "total", (json_int_t)job->total, "done", (json_int_t)job->done, "errors",
-        (json_int_t)job->errors, "tokens", (json_int_t)job->tokens, "samples_per_s",
-        real_or_null(running, samples_per_s), "tokens_per_s", real_or_null(running, tokens_per_s), "eta_s",
-        real_or_null(running && samples_per_s > 0, (double)(job->total - job->done) / samples_per_s), "workers",
-        (json_int_t)queue_job_workers(&server->queue, job), "elapsed_s", (double)(end_ms - job->started_ms) / 1000);
+    rows = json_pack("[{s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:o, s:f}]", "job_id",
+                     (json_int_t)job->job_id, "state", states[job->state], "cells", cells, "total",
+                     (json_int_t)job->total, "done", (json_int_t)job->done, "errors", (json_int_t)job->errors, "tokens",
+                     (json_int_t)job->tokens, "samples_per_s", real_or_null(running, samples_per_s), "tokens_per_s",
+                     real_or_null(running, tokens_per_s), "eta_s",
+                     real_or_null(running && samples_per_s > 0, (double)(job->total - job->done) / samples_per_s),
+                     "workers", (json_int_t)queue_job_workers(&server->queue, job), "after_job",
+                     before == NULL ? json_null() : json_integer(before->job_id), "elapsed_s",
+                     (double)(end_ms - job->started_ms) / 1000);
     text = rows == NULL ? NULL : json_dumps(rows, JSON_COMPACT);
     json_decref(rows);
     return text;

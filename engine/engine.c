@@ -9,6 +9,8 @@
 #include "engine/internal.h"
 #include "engine/model/filemap.h"
 
+#define LARGEST_BUDGET (1 << 20) /* that a message carries */
+
 #define PREFILL_CHUNK_TOKENS 256
 #define KV_DEFAULT_BYTES     ((int64_t)1 << 30)
 
@@ -288,11 +290,66 @@ static int request_check(const struct engine *engine, const struct request *requ
     return 0;
 }
 
+/* Entries that the plan leaves a head of the smallest layer; -1 where there is no plan for that budget. */
+static int64_t smallest_share(const struct engine *engine, const struct request *request, int budget_tokens)
+{
+    int64_t layer_budget[PROFILE_MAX_LAYERS], least = INT64_MAX;
+    if (layer_plan_build(&request->policy, request->profile, engine->info.layers, engine->info.kv_heads, budget_tokens,
+                         layer_budget, NULL) != 0)
+        return -1;
+    for (int l = 0; l < engine->info.layers; l++)
+        if (layer_budget[l] < least) least = layer_budget[l];
+    return least / engine->info.kv_heads;
+}
+
+/* The smallest budget above `low` that leaves every head `needed` entries; 0: none that a request may have. */
+static int fitting_budget(const struct engine *engine, const struct request *request, int64_t needed, int low)
+{
+    int high = 2 * low;
+    while (high <= LARGEST_BUDGET && smallest_share(engine, request, high) < needed) low = high, high *= 2;
+    if (high > LARGEST_BUDGET) return 0;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (smallest_share(engine, request, middle) < needed)
+            low = middle;
+        else
+            high = middle;
+    }
+    return high;
+}
+
+/* A protected prompt that leaves the first compaction no choice fails here, not some tokens later. Layers of an online
+ * plan are only known then: of those it is the mean that must fit. */
+static int protected_check(const struct engine *engine, const struct request *request, struct kvf_err *err)
+{
+    const struct policy *policy = &request->policy;
+    const struct kv_schedule schedule = {request->prompt_tokens, request->budget_tokens, request->interval_tokens};
+    if (policy->scorer == SCORER_NONE || !policy->protect_prompt) return 0;
+    const int64_t needed = (int64_t)request->prompt_tokens + policy->window_tokens + 1;
+    const int64_t share = smallest_share(engine, request, request->budget_tokens);
+    if (share < 0 || share >= needed) return 0;
+    /* The last token drawn is never in the cache, and nothing is compacted once it is drawn. */
+    const int room = engine->info.context_tokens - request->prompt_tokens;
+    const int tokens = request->max_new_tokens < room ? request->max_new_tokens : room;
+    if (kv_first_compaction(policy, &schedule) > request->prompt_tokens + (tokens > 2 ? tokens - 2 : 0)) return 0;
+    const int fits = fitting_budget(engine, request, needed, request->budget_tokens);
+    char hint[64] = "no budget is enough";
+    if (fits > 0)
+        snprintf(hint, sizeof hint, "budget %d %s", fits,
+                 policy_plan_is_online(policy) ? "is the least that can be enough" : "is enough");
+    return kvf_fail(
+        err, KVF_EINVAL,
+        "policy %s: the prompt of %d tokens does not fit: budget %d leaves a head %lld entries, expected at "
+        "least %lld: the prompt + window %d + 1; %s",
+        policy->name, request->prompt_tokens, request->budget_tokens, (long long)share, (long long)needed,
+        policy->window_tokens, hint);
+}
+
 int engine_submit(struct engine *engine, const struct request *request, struct kvf_err *err)
 {
     int rc = request_check(engine, request, err);
-    if (rc != 0) return rc;
-    rc = engine_prepare(engine, &request->policy, err);
+    if (rc == 0) rc = protected_check(engine, request, err);
+    if (rc == 0) rc = engine_prepare(engine, &request->policy, err);
     if (rc != 0) return rc;
     int room = engine->info.context_tokens - request->prompt_tokens;
     int carried = policy_memory_doubles(&request->policy, engine->info.layers, engine->info.kv_heads);

@@ -94,7 +94,8 @@ struct request {
     void *user; /* of both calls */
 };
 
-/* Validates and queues. KVF_EINVAL: empty prompt, prompt + 1 > context (line says both numbers), budget, profile. */
+/* Validates and queues. KVF_EINVAL: empty prompt, prompt + 1 > context (line says both numbers), budget, a protected
+ * prompt that the budget cannot hold (line says both, and what would), profile. */
 KVF_MUSTCHECK int engine_submit(struct engine *engine, const struct request *request, struct kvf_err *err);
 int engine_cancel(struct engine *engine, uint64_t id); /* completes it as cancelled; KVF_ENOTFOUND */
 int engine_load(const struct engine *engine);          /* requests queued and running */

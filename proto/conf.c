@@ -330,10 +330,21 @@ struct flag_walk {
     int n_rest;
 };
 
+static int flag_twice(const char *name, const char *first, const char *second, struct kvf_err *err)
+{
+    return kvf_fail(err, KVF_EINVAL, "flag --%s: expected it once, got \"%s\" and \"%s\"", name, first, second);
+}
+
 static int flag_use(struct flag_walk *walk, int i, const char *name, const char *text, struct kvf_err *err)
 {
-    if (strcmp(name, "config") == 0) walk->config_path = text;
-    if (walk->only_config || i < 0) return 0;
+    const struct value *before = i < 0 ? NULL : &walk->conf->values[i];
+    if (i < 0 && walk->only_config) {
+        if (walk->config_path != NULL) return flag_twice("config", walk->config_path, text, err);
+        walk->config_path = text;
+    }
+    if (i < 0 || walk->only_config) return 0;
+    if (before->rank == RANK_FLAG && walk->conf->items[i].kind != CONF_LIST)
+        return flag_twice(name, before->text, text, err);
     return value_set(walk->conf, i, text, "flag", RANK_FLAG, err);
 }
 
@@ -443,6 +454,13 @@ int conf_read(const struct conf_item *items, void *settings, int argc, char **ar
     *out = conf;
     if (rest != NULL) *rest = conf->rest;
     return 0;
+}
+
+bool conf_is_flag(const struct conf *conf, const char *name)
+{
+    const int i = item_find(conf, name, strlen(name));
+
+    return i >= 0 && conf->values[i].rank == RANK_FLAG;
 }
 
 void conf_free(struct conf **conf)

@@ -3,7 +3,8 @@
  * A program describes its settings in one table; conf_read fills the struct that the offsets point into. Flags are
  * --long-name VALUE or --long-name=VALUE (a bool: --name / --no-name); the environment is KVFLEET_LONG_NAME; the file
  * (--config PATH, or KVFLEET_CONFIG) holds `long-name = value` lines and # comments. An unknown flag or key, a value
- * that does not parse or is out of range is refused with its origin in the line.
+ * that does not parse or is out of range is refused with its origin in the line; so is a flag or key that is given
+ * twice and no list.
  */
 #ifndef KVF_CONF_H
 #define KVF_CONF_H
@@ -39,6 +40,8 @@ KVF_MUSTCHECK int conf_read(const struct conf_item *items, void *settings, int a
                             char ***rest, struct kvf_err *err);
 /* Whether argv holds --name or -letter before any "--": for --help and --version, which no bad setting may hide. */
 bool conf_asked(int argc, char **argv, const char *name, char letter);
+/* Whether a flag gave the value that holds. */
+bool conf_is_flag(const struct conf *conf, const char *name);
 void conf_free(struct conf **conf);
 /* --print-config: name, value, origin ("default", "file PATH:LINE", "environment KVFLEET_X", "flag"), one a line. */
 void conf_print(const struct conf *conf, FILE *out);

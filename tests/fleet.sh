@@ -3,7 +3,7 @@
 #   wait_for SECONDS COMMAND...   poll a condition    fleet_down          (also at exit)
 # Everything lives in $dir, removed at the end unless KVF_KEEP is set.
 set -euo pipefail
-: "${KVF_BUILD:?}" "${KVF_SOURCE:?}"
+: "${KVF_SOURCE:?expected the source tree}" "${KVF_BUILD:?expected the build folder}"
 for name in $(compgen -v KVFLEET_ || true); do unset "$name"; done
 dir=$(mktemp -d /tmp/kvfleet-test.XXXXXX)
 chmod 755 "$dir"
@@ -23,7 +23,7 @@ wait_for() { # SECONDS COMMAND...: a deadline for a condition, not a pause
     local end=$((SECONDS + $1))
     shift
     until "$@"; do
-        [ $SECONDS -lt $end ] || { echo "FAIL: waited too long for: $*" >&2; tail -5 "$dir"/*.log >&2; return 1; }
+        [ $SECONDS -lt $end ] || { echo "FAIL: waited too long for: $*" >&2; tail -n 5 "$dir"/*.log >&2; return 1; }
         sleep 0.05
     done
 }

@@ -135,10 +135,9 @@ __attribute__((format(printf, 3, 4))) static void end(struct session *session, i
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(session->outcome_line.text, sizeof session->outcome_line.text, format, args);
+    session->outcome = kvf_vfail(&session->outcome_line, code, format, args);
     va_end(args);
     session->state = SESSION_OVER;
-    session->outcome = code;
 }
 
 static unsigned random_next(struct session *session)

@@ -234,6 +234,8 @@ static int run_generate(const struct command *command, const struct settings *se
     if (settings->model == NULL) return command_misuse(command, "--model is required: the folder of a model");
     if (rest[0] != NULL && rest[1] != NULL)
         return command_misuse(command, "expected one prompt, got '%s' too; put it in quotes", rest[1]);
+    if (settings->raw && conf_is_flag(settings->conf, "template"))
+        return command_misuse(command, "--raw and --template exclude each other");
     code = map_check(settings, &err);
     if (code != KVF_OK) return command_fail(command, code, &err);
     if (rest[0] == NULL) {

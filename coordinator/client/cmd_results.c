@@ -86,8 +86,10 @@ int print_results(const struct command *command, const struct settings *settings
     struct kvf_err err;
     json_t *job = NULL, *cells = NULL;
     int exit_code, code = job_fetch(session, job_id, &job, &err);
+    bool has_full;
 
     if (code == KVF_OK) code = cells_fetch(session, job_id, &cells, &err);
+    has_full = report_has_full(cells);
     if (code == KVF_OK && (settings->policy != NULL || settings->budget != 0)) {
         code = cells_choose(settings, cells, &err);
         if (code == KVF_OK && json_array_size(cells) == 0) code = choice_empty(settings, job_id, &err);
@@ -96,9 +98,9 @@ int print_results(const struct command *command, const struct settings *settings
         code = view_json(json_pack("{s:O, s:o}", "job", job, "cells", view_ordered(report_cell_columns, cells)), stdout,
                          &err);
     else if (code == KVF_OK && settings->csv)
-        view_csv(report_cell_columns, cells, stdout);
+        code = view_csv(report_cell_columns, cells, stdout, &err);
     else if (code == KVF_OK)
-        report_table(job, cells, terminal_width(stdout), stdout);
+        report_table(job, cells, has_full, terminal_width(stdout), stdout);
     exit_code = code == KVF_OK ? report_exit_code(job) : command_fail(command, code, &err);
     json_decref(cells);
     json_decref(job);
@@ -149,7 +151,7 @@ static int print_samples(const struct settings *settings, struct session *sessio
                                    next < 0 ? json_null() : json_integer(next)),
                          stdout, err);
     } else if (settings->csv) {
-        view_csv(report_sample_columns, rows, stdout);
+        code = view_csv(report_sample_columns, rows, stdout, err);
     } else if (json_array_size(rows) == 0) {
         fprintf(stderr, settings->failures ? "no failures\n" : "no samples\n");
     } else {

@@ -82,11 +82,12 @@ static void job_print(const json_t *job, const json_t *progress_row)
 static int job_csv(json_t *job, struct kvf_err *err)
 {
     json_t *rows = json_pack("[O]", job);
+    int code;
 
     if (rows == NULL) return kvf_fail(err, KVF_ENOMEM, "CSV: out of memory");
-    view_csv(job_columns, rows, stdout);
+    code = view_csv(job_columns, rows, stdout, err);
     json_decref(rows);
-    return KVF_OK;
+    return code;
 }
 
 static int status_job(const struct settings *settings, struct session *session, const char *text, struct kvf_err *err)
@@ -120,19 +121,21 @@ static int status_job(const struct settings *settings, struct session *session, 
 static int print_list(const struct settings *settings, const char *name, const struct view_column *columns,
                       const json_t *rows, int64_t next, struct kvf_err *err)
 {
+    int code = KVF_OK;
+
     if (settings->json)
         return view_json(json_pack("{s:o, s:o}", name, view_ordered(columns, rows), "next",
                                    next < 0 ? json_null() : json_integer(next)),
                          stdout, err);
     if (settings->csv)
-        view_csv(columns, rows, stdout);
+        code = view_csv(columns, rows, stdout, err);
     else if (json_array_size(rows) == 0)
         fprintf(stderr, "no %s\n", name);
     else
         view_table(columns, rows, terminal_width(stdout), 2, stdout);
     fflush(stdout);
     if (next >= 0) fprintf(stderr, "there are more: --after %lld\n", (long long)next);
-    return KVF_OK;
+    return code;
 }
 
 static int run_status(const struct command *command, const struct settings *settings, char **rest)

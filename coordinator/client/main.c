@@ -22,12 +22,13 @@ static void usage(FILE *out)
 static int unknown_command(const char *typed)
 {
     const struct command *nearest = command_nearest(typed);
+    struct kvf_err err;
+    int code = nearest != NULL
+                   ? kvf_fail(&err, KVF_EINVAL, "unknown command '%s'; did you mean '%s'?", typed, nearest->name)
+                   : kvf_fail(&err, KVF_EINVAL, "unknown command '%s'; kvfleet help lists the commands", typed);
 
-    if (nearest != NULL)
-        fprintf(stderr, "kvfleet: unknown command '%s'; did you mean '%s'?\n", typed, nearest->name);
-    else
-        fprintf(stderr, "kvfleet: unknown command '%s'; kvfleet help lists the commands\n", typed);
-    return EXIT_USAGE;
+    fprintf(stderr, "kvfleet: %s\n", err.text);
+    return exit_code_of(code);
 }
 
 static int run_help(const char *name)

@@ -38,6 +38,7 @@ int progress_parse(const json_t *row, struct progress *out, struct kvf_err *err)
     out->errors = member_int(row, "errors");
     out->tokens = member_int(row, "tokens");
     out->workers = member_int(row, "workers");
+    out->after_job = member_int(row, "after_job");
     out->samples_per_s = member_real(row, "samples_per_s");
     out->tokens_per_s = member_real(row, "tokens_per_s");
     out->eta_s = member_real(row, "eta_s");
@@ -90,6 +91,8 @@ static void figures_print(const struct progress *progress, const char *joint, FI
         fprintf(out, "%sits problems are on the way", joint);
     } else if (strcmp(progress->state, "queued") == 0) {
         fprintf(out, "%sits samples are being made", joint);
+    } else if (progress->after_job > 0) {
+        fprintf(out, "%swaiting: job %lld runs first", joint, (long long)progress->after_job);
     } else if (!progress_ended(progress)) {
         if (!isnan(progress->samples_per_s)) fprintf(out, "%s%.1f samples/s", joint, progress->samples_per_s);
         if (!isnan(progress->tokens_per_s))

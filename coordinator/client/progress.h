@@ -15,6 +15,7 @@ struct progress_cell {
 /* From the view `progress`; a figure that the coordinator does not have yet is NaN. */
 struct progress {
     int64_t job_id, total, done, errors, tokens, workers;
+    int64_t after_job; /* its workers do that one first; 0: none */
     char state[32];
     double samples_per_s, tokens_per_s, eta_s, elapsed_s;
     struct progress_cell *cells; /* owned */

@@ -60,6 +60,42 @@ const struct view_column report_sample_columns[] = {
     {"thinking_tokens", "thinking\ntokens", VIEW_COUNT, NULL, false},
     {"evicted_entries", "evicted\nentries", VIEW_COUNT, NULL, false},
     {"error", "error", VIEW_SHORT, NULL, true},
+    {"job_id", NULL, VIEW_HIDDEN, NULL, false},
+    {"cell_id", NULL, VIEW_HIDDEN, NULL, false},
+    {"problem_no", NULL, VIEW_HIDDEN, NULL, false},
+    {"interval_tokens", NULL, VIEW_HIDDEN, NULL, false},
+    {"temperature", NULL, VIEW_HIDDEN, NULL, false},
+    {"top_p", NULL, VIEW_HIDDEN, NULL, false},
+    {"top_k", NULL, VIEW_HIDDEN, NULL, false},
+    {"seed", NULL, VIEW_HIDDEN, NULL, false},
+    {"prompt_tokens", NULL, VIEW_HIDDEN, NULL, false},
+    {"output_hash", NULL, VIEW_HIDDEN, NULL, false},
+    {"prompt_ids", NULL, VIEW_HIDDEN, NULL, false},
+    {"min_margin", NULL, VIEW_HIDDEN, NULL, false},
+    {"grader", NULL, VIEW_HIDDEN, NULL, false},
+    {"compactions", NULL, VIEW_HIDDEN, NULL, false},
+    {"budget_achieved", NULL, VIEW_HIDDEN, NULL, false},
+    {"kv_live_mean_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"kv_live_peak_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"kv_reserved_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"weights_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"workspace_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"device_peak_bytes", NULL, VIEW_HIDDEN, NULL, false},
+    {"batch_mean", NULL, VIEW_HIDDEN, NULL, false},
+    {"batch_max", NULL, VIEW_HIDDEN, NULL, false},
+    {"queue_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"ttft_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"prefill_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"decode_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"compaction_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"total_us", NULL, VIEW_HIDDEN, NULL, false},
+    {"attempt", NULL, VIEW_HIDDEN, NULL, false},
+    {"fence", NULL, VIEW_HIDDEN, NULL, false},
+    {"committed_at", NULL, VIEW_HIDDEN, NULL, false},
+    {"run_id", NULL, VIEW_HIDDEN, NULL, false},
+    {"worker", NULL, VIEW_HIDDEN, NULL, false},
+    {"kernel_set", NULL, VIEW_HIDDEN, NULL, false},
+    {"revision", NULL, VIEW_HIDDEN, NULL, false},
     {NULL, NULL, VIEW_HIDDEN, NULL, false},
 };
 
@@ -131,7 +167,19 @@ static void kernel_sets_print(const json_t *cells, FILE *out)
     json_decref(sets);
 }
 
-void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
+bool report_has_full(const json_t *cells)
+{
+    const json_t *cell;
+    size_t i;
+
+    json_array_foreach(cells, i, cell)
+    {
+        if (strcmp(text_of(cell, "policy"), "full") == 0) return true;
+    }
+    return false;
+}
+
+void report_table(const json_t *job, const json_t *cells, bool has_full, int width, FILE *out)
 {
     view_table(report_cell_columns, cells, width, REPORT_CELL_KEYS, out);
     fputs("\n* Pareto front: no other cell is as accurate with less KV memory, or better with as much.\n"
@@ -140,6 +188,7 @@ void report_table(const json_t *job, const json_t *cells, int width, FILE *out)
           "the time of this cell's own work, decode alone and with prefill and compaction. tokens,\n"
           "compactions, evicted: mean a sample.\n",
           out);
+    if (!has_full) fputs("vs full, p, KV to full: - as the job has no cell of policy full to compare with.\n", out);
     kernel_sets_print(cells, out);
     job_print(job, out);
 }

@@ -84,7 +84,9 @@ int settings_read(const struct command *command, int argc, char **argv, struct s
             return kvf_fail(err, KVF_EINVAL, "--%.*s is not a flag of this command; see kvfleet %s --help", (int)length,
                             name, command->name);
     }
-    return conf_read(items, out, argc, argv, conf, rest, err);
+    const int code = conf_read(items, out, argc, argv, conf, rest, err);
+    out->conf = *conf;
+    return code;
 }
 
 void settings_print(const struct settings *settings, const struct conf *conf, FILE *out)
@@ -181,7 +183,7 @@ int command_misuse(const struct command *command, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    vsnprintf(err.text, sizeof err.text, format, args);
+    kvf_vfail(&err, KVF_EINVAL, format, args);
     va_end(args);
     fprintf(stderr, "kvfleet %s: %s; see kvfleet %s --help\n", command->name, err.text, command->name);
     return EXIT_USAGE;

@@ -16,6 +16,7 @@
 struct settings {
     struct conf_item items[SETTINGS_ITEMS_MAX]; /* what was read: conf refers to it as long as it lives */
     int own_items;                              /* the first so many are the command's own */
+    const struct conf *conf;                    /* where each value came from */
     /* common */
     bool help, print_config, json, csv;
     const char *coordinator, *keys, *key, *log_level;

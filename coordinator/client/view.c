@@ -1,6 +1,7 @@
 #include "coordinator/client/view.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "coordinator/client/format.h"
 #include "coordinator/client/table.h"
@@ -148,30 +149,6 @@ void view_table(const struct view_column *columns, const json_t *rows, int width
     table_free(&table);
 }
 
-void view_csv(const struct view_column *columns, const json_t *rows, FILE *out)
-{
-    const json_t *row;
-    char text[64];
-    size_t i;
-
-    for (const struct view_column *column = columns; column->key != NULL; column++) {
-        fprintf(out, "%s%s", column == columns ? "" : ",", column->key);
-        if (column->second_key != NULL) fprintf(out, ",%s", column->second_key);
-    }
-    fputc('\n', out);
-    json_array_foreach(rows, i, row)
-    {
-        for (const struct view_column *column = columns; column->key != NULL; column++) {
-            if (column != columns) fputc(',', out);
-            csv_field(value_plain(json_object_get(row, column->key), text, sizeof text), out);
-            if (column->second_key == NULL) continue;
-            fputc(',', out);
-            csv_field(value_plain(json_object_get(row, column->second_key), text, sizeof text), out);
-        }
-        fputc('\n', out);
-    }
-}
-
 static void key_copy(json_t *to, const json_t *from, const char *key)
 {
     json_t *value = json_object_get(from, key);
@@ -205,6 +182,83 @@ json_t *view_ordered(const struct view_column *columns, const json_t *rows)
         }
     }
     return all;
+}
+
+/* Adds the fields of `row` to `flat`: those of an object inside it one by one, as "outer.inner". */
+static int row_flatten(json_t *flat, const char *outer, const json_t *row)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)row, key, value)
+    {
+        char name[256];
+        snprintf(name, sizeof name, "%s%s%s", outer, *outer == '\0' ? "" : ".", key);
+        if ((json_is_object(value) ? row_flatten(flat, name, value) : json_object_set(flat, name, value)) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Every row of `ordered` flat, and in `names` every field that one has; NULL: out of memory. */
+static json_t *rows_flatten(const json_t *ordered, json_t *names)
+{
+    json_t *all = json_array(), *row;
+    size_t i;
+
+    json_array_foreach(ordered, i, row)
+    {
+        json_t *flat = json_object();
+        if (row_flatten(flat, "", row) == 0 && json_object_update(names, flat) == 0 &&
+            json_array_append_new(all, flat) == 0)
+            continue;
+        json_decref(all);
+        return NULL;
+    }
+    return all;
+}
+
+static void csv_value(const json_t *value, FILE *out)
+{
+    char text[64], *list = json_is_array(value) ? json_dumps(value, JSON_COMPACT) : NULL;
+
+    csv_field(list != NULL ? list : value_plain(value, text, sizeof text), out);
+    free(list);
+}
+
+int view_csv(const struct view_column *columns, const json_t *rows, FILE *out, struct kvf_err *err)
+{
+    json_t *none = json_pack("[{}]"), *known = view_ordered(columns, none), *ordered = view_ordered(columns, rows);
+    json_t *names = json_object(), *heads = rows_flatten(known, names), *flat = rows_flatten(ordered, names), *row,
+           *value;
+    const char *name, *comma = "";
+    size_t i;
+    int code = heads == NULL || flat == NULL ? kvf_fail(err, KVF_ENOMEM, "CSV: out of memory") : KVF_OK;
+
+    json_object_foreach(names, name, value)
+    {
+        if (code == KVF_OK) fprintf(out, "%s%s", comma, name);
+        comma = ",";
+    }
+    if (code == KVF_OK) fputc('\n', out);
+    json_array_foreach(flat, i, row)
+    {
+        comma = "";
+        json_object_foreach(names, name, value)
+        {
+            fputs(comma, out);
+            csv_value(json_object_get(row, name), out);
+            comma = ",";
+        }
+        fputc('\n', out);
+    }
+    json_decref(flat);
+    json_decref(heads);
+    json_decref(names);
+    json_decref(ordered);
+    json_decref(known);
+    json_decref(none);
+    return code;
 }
 
 int view_json(json_t *document, FILE *out, struct kvf_err *err)

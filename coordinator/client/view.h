@@ -36,8 +36,9 @@ struct view_column {
 };
 
 void view_table(const struct view_column *columns, const json_t *rows, int width, int key_columns, FILE *out);
-/* A head line, then a line a row; missing values are empty, numbers have full precision. */
-void view_csv(const struct view_column *columns, const json_t *rows, FILE *out);
+/* A head line, then a line a row, with the fields of view_ordered in its order; those of an object in a field are
+ * fields "outer.inner", a list is its JSON. Missing values are empty, numbers have full precision. */
+KVF_MUSTCHECK int view_csv(const struct view_column *columns, const json_t *rows, FILE *out, struct kvf_err *err);
 /* New array: each row with the columns' keys first, in their order, then whatever else it has; missing values are null.
  */
 json_t *view_ordered(const struct view_column *columns, const json_t *rows);

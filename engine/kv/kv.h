@@ -90,6 +90,8 @@ struct kv_schedule {
 /* The schedule of policy.h and alloc.md 2.2: first when tokens_seen reaches budget + interval; for a prompt longer than
  * the budget when it is in the cache (PROMPT_AT_PREFILL) or `interval` tokens later; then every interval tokens. */
 int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, const struct kv_schedule *schedule);
+/* tokens_seen at which the first is due. */
+int64_t kv_first_compaction(const struct policy *policy, const struct kv_schedule *schedule);
 /* Most entries, a mean over (layer, head), that a sequence of up to longest_tokens tokens holds at any time on that
  * schedule. A compaction leaves layers * kv_heads * budget entries at most, whatever the scores, the plan or the
  * router; until the next one comes every head gains `interval`; the prompt is there whole before the first one. So

@@ -11,8 +11,7 @@
 
 /* ---- when ---- */
 
-/* tokens_seen at which the first compaction is due. */
-static int64_t first_due(const struct policy *policy, const struct kv_schedule *schedule)
+int64_t kv_first_compaction(const struct policy *policy, const struct kv_schedule *schedule)
 {
     int64_t prompt = schedule->prompt_tokens, budget = schedule->budget_tokens;
     if (prompt <= budget) return budget + schedule->interval_tokens;
@@ -22,14 +21,15 @@ static int64_t first_due(const struct policy *policy, const struct kv_schedule *
 int kv_compaction_due(const struct kv_seq *seq, const struct policy *policy, const struct kv_schedule *schedule)
 {
     if (policy->scorer == SCORER_NONE) return 0;
-    if (seq->compacted_at == 0) return seq->tokens_seen >= first_due(policy, schedule);
+    if (seq->compacted_at == 0) return seq->tokens_seen >= kv_first_compaction(policy, schedule);
     return seq->tokens_seen - seq->compacted_at >= schedule->interval_tokens;
 }
 
 int64_t kv_entries_bound(const struct policy *policy, const struct kv_schedule *schedule, int64_t longest_tokens)
 {
     if (policy->scorer == SCORER_NONE || policy->stop_after_think) return longest_tokens;
-    int64_t most = (int64_t)schedule->budget_tokens + schedule->interval_tokens, first = first_due(policy, schedule);
+    int64_t most = (int64_t)schedule->budget_tokens + schedule->interval_tokens,
+            first = kv_first_compaction(policy, schedule);
     if (most < first) most = first;
     return most < longest_tokens ? most : longest_tokens;
 }

@@ -11,7 +11,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "engine/tokenizer/utf8.h"
 
 /* Largest JSON file taken: tokenizers of 256,000 tokens are about 35 MB. */
 #define JSON_MAX_BYTES (256LL << 20)
@@ -187,17 +186,4 @@ const char *json_kind(const json_t *value)
         return "null";
     }
     return "nothing";
-}
-
-int err_printable(struct kvf_err *err, int code)
-{
-    if (code == KVF_OK || err == NULL) return code;
-    for (size_t at = 0, len = strlen(err->text); at < len;) {
-        enum utf8_kind kind;
-        int step = utf8_step(err->text + at, len - at, &kind);
-        unsigned char first = (unsigned char)err->text[at];
-        if (kind != UTF8_CHARACTER || first < 0x20 || first == 0x7f) memset(err->text + at, '?', (size_t)step);
-        at += (size_t)step;
-    }
-    return code;
 }

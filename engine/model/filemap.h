@@ -38,7 +38,4 @@ KVF_MUSTCHECK int json_read(const char *folder, const char *name, json_t **out, 
 /* "a string", "null", ...: for "expected X, got Y" lines. */
 const char *json_kind(const json_t *value);
 
-/* Makes the line printable UTF-8: names in it come from files that nobody checked, and may be cut. Returns `code`. */
-int err_printable(struct kvf_err *err, int code);
-
 #endif

@@ -50,8 +50,8 @@ int model_hash_folder(const char *folder, char *hex, struct kvf_err *err)
     hex[0] = '\0';
     struct weight_names names;
     int rc = weight_names_read(folder, &names, err);
-    if (rc != KVF_OK) return err_printable(err, rc);
+    if (rc != KVF_OK) return rc;
     rc = hash_files(folder, &names, hex, err);
     weight_names_free(&names);
-    return err_printable(err, rc);
+    return rc;
 }

@@ -112,7 +112,7 @@ int model_open(const char *folder, struct model **out, struct kvf_err *err)
     int rc = model_load(model, folder, err);
     if (rc != KVF_OK) {
         model_close(&model);
-        return err_printable(err, rc);
+        return rc;
     }
     *out = model;
     return KVF_OK;

@@ -201,8 +201,8 @@ int chat_render(const struct tokenizer *tokenizer, const char *template_name, co
                         family_names(known, sizeof known));
     const struct family *family = family_named(name);
     if (family == NULL && strcmp(name, "raw") != 0)
-        return err_printable(err, kvf_fail(err, KVF_EINVAL, "chat template \"%.80s\" is not known, expected auto, %s",
-                                           name, family_names(known, sizeof known)));
+        return kvf_fail(err, KVF_EINVAL, "chat template \"%.80s\" is not known, expected auto, %s", name,
+                        family_names(known, sizeof known));
     const char *bos = "", *before = "", *after = "";
     size_t len = strlen(user);
     if (family != NULL) {

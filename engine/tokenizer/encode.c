@@ -187,7 +187,7 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
     int rc = encode(&encoder, text, len, add_special);
     if (rc != KVF_OK) {
         free(encoder.ids.id);
-        return err_printable(err, rc);
+        return rc;
     }
     *ids = encoder.ids.id;
     *count = encoder.ids.count;

@@ -19,7 +19,7 @@ int tokenizer_open(const char *folder, int vocab, struct tokenizer **out, struct
     json_decref(source.root);
     if (rc != KVF_OK) {
         tokenizer_close(&tokenizer);
-        return err_printable(err, rc);
+        return rc;
     }
     *out = tokenizer;
     return KVF_OK;

@@ -2,7 +2,8 @@
 # The quickstart's sweep: emitted tokens over the wall time of the job, two workers of one core each.
 KVF_LEASE=60s KVF_HEARTBEAT=5s
 kv_type=${KVFLEET_KV_TYPE:-bf16} # as deploy/quickstart
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 0
 for i in 1 2; do
     worker_up "worker$i" --kv-type "$kv_type"

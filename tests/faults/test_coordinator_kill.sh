@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # kill -9 of the coordinator, three times: workers keep what is not acknowledged and come back by themselves.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 disturbed_sweep "coordinator killed"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # PostgreSQL takes statements and answers none: SIGHUP changes nothing about that, SIGTERM ends the coordinator at once,
 # and the next one loses nothing.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 disturbed_sweep "database hangs"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Immediate stop (no checkpoint, sessions cut) and restart of PostgreSQL: intake pauses, nothing is lost.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 disturbed_sweep "database restarted"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Disk full under the results: intake pauses, nothing is acknowledged, and it goes on when there is room again.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 small=$dir/small
 mkdir -p "$small"
 if [ "$(id -u)" -ne 0 ] || ! mount -t tmpfs -o size=8m kvfleet-test "$small" 2>/dev/null; then

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A job that was accepted is `queued` until its samples are made and loaded. Killed there, with its client gone too, the
 # coordinator goes on with it by itself.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 0
 ours="application_name LIKE 'kvfleet-coordinator%'"
 state_is() { [ "$("$psql_bin" -XAtq "$(conninfo kvfleet_reader)" -c 'SELECT state FROM v_job')" = "$1" ]; }

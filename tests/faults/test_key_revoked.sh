@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A key that is taken back while its owner is connected: a worker's leases are lent again at once and its run ends, also
 # when the database was away at that moment; a client is told.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 lease=60s # nothing here may have to expire
 fleet_up 1
 undisturbed

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A model file is shortened under the programs that have it mapped: one line that names it and an exit code instead of a
 # SIGBUS; the worker's leases expire, another does its samples, the table is the same.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 1
 undisturbed
 cp -r "$model" "$dir/whole"

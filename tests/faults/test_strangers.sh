@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Keys: an unknown one gets nothing, a worker's key cannot submit, and the sweep beside them is not disturbed.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 "$kvfleet_bin" keys make-coordinator --keys "$dir/strange" >/dev/null

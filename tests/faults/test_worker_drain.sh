@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SIGTERM drains a worker: it finishes or hands back, exits 0, and nothing waits for a lease to expire.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 KVF_LEASE=60s lease=60s
 fleet_up 2
 undisturbed

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # kill -9 of a worker in mid-sample: its leases expire, the others do its samples, the table is the same.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 disturbed_sweep "worker killed"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SIGSTOP of a worker past its lease, SIGCONT after others did its samples: its late results are fenced off.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 undisturbed
 disturbed_sweep "worker stopped"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Bad input gets one clear line that says what and where, and an exit code; nothing crashes.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 bad=0
-# refused CODE "WORDS|..." COMMAND...: exits with CODE, prints exactly one line on stderr that holds every word.
+# refused CODE "WORDS|..." COMMAND...: exits with CODE, prints exactly one printable line on stderr that holds every word.
 refused() {
     local code=$1 words=$2 got=0 word
     shift 2
@@ -11,6 +12,7 @@ refused() {
         echo "exit $got, expected $code: $*"; cat "$dir/err"; bad=1
         return
     fi
+    ! LC_ALL=C grep -q '[[:cntrl:]]' "$dir/err" || { echo "control bytes on stderr: $*"; cat -v "$dir/err"; bad=1; }
     [ "$(wc -l <"$dir/err")" -eq 1 ] || { echo "expected one line on stderr: $*"; cat "$dir/err"; bad=1; }
     IFS='|'
     for word in $words; do
@@ -21,7 +23,11 @@ refused() {
 cp -r "$KVF_SOURCE/models/tiny-reasoner" "$model"
 rm -f "$model/wave-profile.json"
 data=$KVF_SOURCE/data/chain-arith-narrow.jsonl
-submit() { kv submit --model "$model" --dataset "$data" --policy rkv --budget 96 --interval 32 "$@"; }
+submit() { # FLAGS...: these, and of a job that is right what they do not say
+    local own=() right=(--model "$model" --dataset "$data" --policy rkv --budget 96 --interval 32) i
+    for ((i = 0; i < ${#right[@]}; i += 2)); do [[ " $* " == *" ${right[i]} "* ]] || own+=("${right[@]:i:2}"); done
+    kv submit "${own[@]}" "$@"
+}
 
 note "policies and budgets"
 refused 64 "magic|full" submit --policy magic
@@ -32,6 +38,21 @@ refused 64 "interval|0" submit --interval 0
 refused 64 "frobnicate" kv frobnicate
 refused 64 "--no-such-flag" kv submit --no-such-flag
 refused 64 "dataset" kv submit --model "$model" --policy rkv --budget 96
+
+refused 64 'flag --job: expected it once, got "1" and "2"' kv results --job 1 --job 2
+refused 64 "--raw and --template exclude each other" "$kvfleet_bin" generate --model "$model" --raw --template kvfleet-tiny hello
+refused 64 "--raw and --template exclude each other" env KVFLEET_RAW=1 "$kvfleet_bin" generate --model "$model" --template raw hello
+
+note "what a terminal would obey is shown escaped"
+escape=$'\e[31m' shown='\x1b[31m'
+refused 64 "policy '$shown' is unknown" submit --policy "$escape"
+refused 64 "unknown command '$shown'" kv "$escape"
+refused 64 "unknown flag --$shown" kv submit "--$escape"
+refused 64 "expected an integer, got \"$shown\"" submit --interval "$escape"
+refused 64 "got '$shown' too" "$kvfleet_bin" generate --model "$model" hello "$escape"
+refused 64 "$shown" "$worker_bin" --coordinator "$url" --models "$dir/$escape" --keys "$dir"
+refused 64 "$shown" "$coordinator_bin" --lease "$escape"
+refused 64 "$shown" "$kvfleet_bin" generate --model "$dir/$escape" hello
 
 note "data sets"
 head -3 "$data" >"$dir/ok.jsonl"

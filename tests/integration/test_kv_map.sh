@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # generate --kv-map and --plot: map and text apart, sums that are the budget, a picture that parses, what is refused.
-. "${KVF_SOURCE:?}/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 prompt="mod 10: p=n-9; q=h-5; n=8; h=c-5; w=3; c=w*9; e=2. Find w,h,c,q,p."
 profile=$KVF_SOURCE/tests/wave-profile.json
 generate() { "$kvfleet_bin" generate --model "$KVF_SOURCE/models/tiny-reasoner" --profile "$profile" "$@" </dev/null; }

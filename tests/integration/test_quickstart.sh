@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # deploy/quickstart with everything that it starts replaced by scripts: what it passes on, and what it does about a worker
 # that ends.
-. "${KVF_SOURCE:?}/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 tree=$dir/tree
 mkdir -p "$tree/deploy" "$tree/models/tiny-reasoner" "$tree/build/worker" "$tree/build/coordinator/client" "$dir/bin"
 cp "$KVF_SOURCE/deploy/quickstart" "$tree/deploy/"

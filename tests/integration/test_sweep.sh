@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A sweep through a real fleet: the table, its JSON and CSV, samples, failures, watch, cancel, resume, exit codes.
-. "$KVF_SOURCE/tests/fleet.sh"
+set -e
+. "${KVF_SOURCE:?expected the source tree}/tests/fleet.sh"
 fleet_up 2
 sweep() { kv sweep --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --interval 32 --limit 8 "$@"; }
 
@@ -63,6 +64,13 @@ for wrong in "--policy rkv|policy rkv fits 2 cells, expected one: give --policy 
     grep -qF "${wrong#*|}" "$dir/err" || fail "--samples ${wrong%|*}: $(cat "$dir/err")"
 done
 
+note "a table without full says why it compares nothing; one that leaves it out compares"
+missing="as the job has no cell of policy full"
+kv results --job 1 --policy rkv --budget 96 >"$dir/chosen"
+! grep -q "$missing" "$dir/chosen" "$dir/table" || fail "job 1 has a cell of policy full"
+sweep --policy rkv --budget 96 >"$dir/alone" 2>/dev/null
+[ "$(grep -c "$missing" "$dir/alone")" = 1 ] || fail "no word about vs full: $(cat "$dir/alone")"
+
 note "a list for a program is whole, for a person a page"
 listed() { kv results --job "$long" --samples "$@"; }
 long=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 60 2>/dev/null)
@@ -75,6 +83,31 @@ grep -q "there are more: --after" "$dir/list.err" || fail "--limit 7: no word th
 [ "$(listed 2>"$dir/list.err" | grep -c chain-arith-narrow)" = 50 ] || fail "--samples: expected a page of 50 rows"
 grep -q "there are more: --after" "$dir/list.err" || fail "the table's page: no word that there are more"
 [ "$(listed --limit 0 2>/dev/null | grep -c chain-arith-narrow)" = 60 ] || fail "--samples --limit 0: expected 60 rows"
+
+for list in "results --job $long --samples" "status" "workers"; do
+    kv $list --json >"$dir/list.json" 2>/dev/null
+    kv $list --csv >"$dir/list.csv" 2>/dev/null
+    python3 - "$dir/list.json" "$dir/list.csv" <<'PY' || fail "$list: --csv lacks what --json has"
+import csv, json, sys
+def flat(row, outer=""):
+    for key, value in row.items():
+        yield from flat(value, outer + key + ".") if isinstance(value, dict) else [(outer + key, value)]
+doc = json.load(open(sys.argv[1]))
+rows = [dict(flat(row)) for row in next(value for value in doc.values() if isinstance(value, list))]
+table = list(csv.reader(open(sys.argv[2])))
+assert table[0] == list(rows[0]), (table[0], list(rows[0]))
+assert len(table) == len(rows) + 1
+def shown(value):
+    if isinstance(value, (bool, list)): return json.dumps(value, separators=(",", ":"))
+    return "" if value is None else str(value)
+for row, line in zip(rows, table[1:]):
+    for (key, value), text in zip(row.items(), line):
+        assert text == shown(value) or float(text) == value, (key, value, text)
+PY
+done
+# the head line does not depend on whether there are rows
+[ "$(listed --csv --after 9007199254740991)" = "$(listed --csv --limit 1 2>/dev/null | head -n 1)" ] ||
+    fail "the head line without rows: $(listed --csv --after 9007199254740991)"
 
 note "without --policy: full and the default policy"
 unnamed=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --budget 128 --interval 32 --limit 1 2>/dev/null)
@@ -90,10 +123,15 @@ again=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narro
 [ "$again" = "$job" ] || fail "--resume gave job $again, not $job"
 kv watch "$job" >"$dir/watch" 2>&1 &
 watcher=$!
+behind=$(kv submit --model "$model" --dataset "$KVF_SOURCE/data/chain-arith-narrow.jsonl" --policy full --limit 1 2>/dev/null)
+kv watch "$behind" >"$dir/behind" 2>&1 &
+behind_watcher=$!
+wait_for 10 grep -q "^job $behind: 0/1 sample (0 %), waiting: job $job runs first$" "$dir/behind"
 kv cancel "$job" >/dev/null 2>&1
 code=0
 wait $watcher || code=$?
 [ $code = 130 ] || fail "watch of a cancelled job exits $code"
+wait $behind_watcher || fail "the job behind the cancelled one: $(cat "$dir/behind")"
 kept=$(done_samples)
 [ "$kept" -ge 8 ] || fail "cancel dropped results"
 kv results --job "$job" >/dev/null || [ $? = 130 ] || fail "results of a cancelled job"

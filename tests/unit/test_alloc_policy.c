@@ -60,7 +60,7 @@ START_TEST(presets_are_what_the_papers_say)
         {"zigzag-rkv", "rkv", "+zigzag", PLAN_ZIGZAG, ROUTER_UNIFORM, SCORES_RAW, 1, 0},
         {"cake", "snapkv", "+cake", PLAN_CAKE, ROUTER_UNIFORM, SCORES_RAW, 0, 1},
         {"dynamic", "rkv", "+dynamic+reasonalloc", PLAN_DYNAMIC, ROUTER_REASONALLOC, SCORES_RAW, 0, 1},
-        {"ada-snapkv", "snapkv", "+uniform+ada", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
+        {"ada-snapkv", "snapkv", "+uniform+ada:reduce=mean-prob", PLAN_UNIFORM, ROUTER_ADA, SCORES_RAW, 0, 0},
     };
     for (int i = 0; i < 11; i++) {
         char text[96];
@@ -83,6 +83,9 @@ START_TEST(presets_are_what_the_papers_say)
     ck_assert(policy.clip_low == 0.25 && policy.clip_high == 2.0 && policy.mu == 0.25);
     ck_assert_int_eq(policy.scores, SCORES_RAW);
     ck_assert_int_eq(parsed("reasonalloc-relative").scores, SCORES_RELATIVE);
+    /* Ada-KV takes the mean of the group's probabilities; R-KV's SnapKV under its router is another policy. */
+    ck_assert_int_eq(parsed("ada-snapkv").reduce, REDUCE_MEAN_PROB);
+    ck_assert_int_eq(parsed("snapkv+ada").reduce, REDUCE_METHOD);
     policy = parsed("rkv");
     ck_assert(policy.plan == PLAN_UNIFORM && policy.router == ROUTER_UNIFORM);
 }
@@ -110,6 +113,10 @@ START_TEST(parameters_are_set_and_named)
         {"head-only:scores=relative,beta=1", "head-only-relative:beta=1"},
         {"lava+ada+cake:ema=0.5", "lava+cake+ada:ema=0.5"},
         {"vatp:sinks=4", "vatp"},
+        {"snapkv+ada:alpha=0.5,reduce=mean-prob", "ada-snapkv:alpha=0.5"},
+        {"ada-snapkv:reduce=method", "snapkv+ada"},
+        {"ada-snapkv:reduce=max-prob", "snapkv+ada:reduce=max-prob"},
+        {"rkv+wave+reasonalloc:reduce=mean-prob", "reasonalloc:reduce=mean-prob"},
         {"rkv:reduce=method,prompt=at-first-interval,protect-prompt=0", "rkv"},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
@@ -117,14 +124,17 @@ START_TEST(parameters_are_set_and_named)
         ck_assert_msg(memcmp(&a, &b, sizeof a) == 0, "%s is %s, %s is %s", same[i][0], a.name, same[i][1], b.name);
         ck_assert_msg(memcmp(&a, &again, sizeof a) == 0, "%s reads back as %s", a.name, again.name);
     }
+    ck_assert_str_eq(parsed("ada-snapkv:reduce=method").name, "snapkv+ada");
+    ck_assert_str_eq(parsed("rkv+wave+reasonalloc:reduce=max-prob").name, "reasonalloc:reduce=max-prob");
     ck_assert_str_eq(parsed("rkv:lambda=0.07").name, "rkv:lambda=0.07");
     ck_assert_str_eq(parsed("snapkv+ada+pyramid:alpha=0.5,pyramid-beta=10,pool=avg").name,
                      "snapkv+pyramid+ada:pool=avg,pyramid-beta=10,alpha=0.5");
     policy = parsed("critical-kv+wave+ada:reduce=max-prob,pool=avg,floor=protect,demand=pooled,scores=relative,"
-                    "prompt=at-prefill,protect-prompt=1,stop-after-think=1");
+                    "prompt=at-prefill,stop-after-think=1");
     ck_assert(policy.reduce == REDUCE_MAX_PROB && policy.pool == POOL_AVG && policy.floor == FLOOR_PROTECT);
     ck_assert(policy.demand == DEMAND_POOLED && policy.scores == SCORES_RELATIVE);
-    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 1 && policy.stop_after_think == 1);
+    ck_assert(policy.prompt == PROMPT_AT_PREFILL && policy.protect_prompt == 0 && policy.stop_after_think == 1);
+    ck_assert_int_eq(parsed("rkv:protect-prompt=1").protect_prompt, 1);
     ck_assert_int_eq(parsed("rkv:retain=first").retain, RETAIN_FIRST);
     ck_assert_int_eq(parsed("expected-attention").sinks_tokens, 4);
     ck_assert_str_eq(parsed("reasonalloc:clip-high=3,gamma=1").name, "reasonalloc:gamma=1,clip-high=3");
@@ -191,6 +201,96 @@ START_TEST(bad_text_is_refused_in_one_line)
 }
 END_TEST
 
+/* A parameter that was written out and that another value switches off is refused with that value, whatever the order
+ * and the value of its own; a default that has no effect is fine, and so is what still has one. */
+START_TEST(parameters_without_effect_are_refused)
+{
+    static const struct {
+        const char *part, *when, *keys[6];
+    } rows[] = {
+        {"rkv", "lambda=1", {"similarity=0.9", "similarity=0.5", "retain=first", "retain=last"}},
+        {"ada-rkv", "retain=first", {"similarity=0.9", "similarity=0.5"}},
+        {"reasonalloc", "lambda=0", {"kernel=5", "kernel=7", "reduce=mean-prob", "reduce=method", "pool=avg"}},
+        {"snapkv", "kernel=1", {"pool=avg", "pool=max"}},
+        {"zigzag-rkv", "zigzag-min=1", {"demand=pooled"}},
+        {"layer-only", "gamma=0", {"demand=pooled", "clip-low=0", "clip-high=3"}},
+        {"layer-only", "clip-low=1", {"demand=pooled", "gamma=1", "clip-high=3"}},
+        {"dynamic", "gamma=0", {"demand=pooled", "clip-low=0", "clip-high=3", "rho=0.5", "ema=0.5"}},
+        {"dynamic", "clip-high=1", {"demand=pooled", "gamma=1", "clip-low=0", "rho=0.5", "ema=0.5"}},
+        {"ada-rkv", "alpha=1", {"scores=relative", "scores=raw"}},
+        {"reasonalloc", "beta=0", {"mu=0.5", "scores=relative", "utility=mass", "smooth=0.5"}},
+        {"head-only", "mu=1", {"beta=1", "scores=relative", "utility=mass", "smooth=0.5"}},
+        {"rkv+pyramid+reasonalloc", "mu=1", {"beta=1"}},
+        {"random", "protect-prompt=1", {"prompt=at-prefill", "prompt=at-first-interval"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int k = 0; k < 6 && rows[i].keys[k] != NULL; k++) {
+            char text[128], key[64];
+            snprintf(key, sizeof key, "%.*s has no effect", (int)strcspn(rows[i].keys[k], "="), rows[i].keys[k]);
+            snprintf(text, sizeof text, "%s:%s,%s", rows[i].part, rows[i].when, rows[i].keys[k]);
+            refused(text, key, rows[i].when);
+            snprintf(text, sizeof text, "%s:%s,%s", rows[i].part, rows[i].keys[k], rows[i].when);
+            refused(text, key, rows[i].when);
+            snprintf(text, sizeof text, "%s:%s", rows[i].part, rows[i].when);
+            parsed(text);
+        }
+    static const char *const fine[] = {
+        "rkv:lambda=1,kernel=5,reduce=mean-prob,pool=avg",
+        "rkv:lambda=0,similarity=0.9",
+        "rkv:lambda=0,retain=first",
+        "rkv:retain=last,similarity=0.9",
+        "cake-score:kernel=1",
+        "ada-rkv:alpha=0,floor=protect",
+        "ada-rkv:alpha=1,floor=protect,scores=relative",
+        "reasonalloc:mu=1,beta=1", /* a layer's budget need not divide by its heads */
+        "reasonalloc:clip-low=0,clip-high=3,gamma=2",
+        "reasonalloc-relative:beta=0",
+        "rkv:prompt=at-prefill,protect-prompt=0",
+    };
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) parsed(fine[i]);
+}
+END_TEST
+
+/* Nothing that was typed reaches a terminal as a command to it, in any error: kvf_fail writes them all. */
+START_TEST(what_is_quoted_is_escaped)
+{
+    static const struct {
+        const char *raw, *escaped;
+    } rows[] = {
+        {"a\x1b[31mb\x07", "a\\x1b[31mb\\x07"},
+        {"\t\r\n\x7f", "\\x09\\x0d\\n\\x7f"},
+        {"\xc2\x9b"
+         "31m",
+         "\\xc2\\x9b31m"}, /* U+009B is ESC [ in one character */
+        {"gr\xc3\xb6\xc3\x9f"
+         "e \xe2\x82\xac \xf0\x9f\x98\x80",
+         "gr\xc3\xb6\xc3\x9f"
+         "e \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"\x9b\xff\xc3(\xed\xa0\x80", "\\x9b\\xff\\xc3(\\xed\\xa0\\x80"},
+        {"\\x1b", "\\x1b"},
+        {"\xe2\x82", "\\xe2\\x82"},
+    };
+    struct kvf_err err, again;
+    char text[2 * KVF_ERR_MAX];
+    refused("rkv\x1b[31m", "policy 'rkv\\x1b[31m' is unknown", "");
+    refused("rkv:\x1b=1", "'\\x1b'", "");
+    refused("rkv:lambda=\x1b]0;x\x07", "lambda is '\\x1b]0;x\\x07'", "");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ck_assert_int_eq(kvf_fail(&err, KVF_EIO, "'%s'", rows[i].raw), KVF_EIO);
+        snprintf(text, sizeof text, "'%s'", rows[i].escaped);
+        ck_assert_str_eq(err.text, text);
+        kvf_fail(&again, KVF_EIO, "%s", err.text); /* an error that quotes another changes nothing */
+        ck_assert_str_eq(again.text, err.text);
+    }
+    /* What has no room is left out whole. */
+    memset(text, '\x1b', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    kvf_fail(&err, KVF_EIO, "%s", text);
+    ck_assert_uint_eq(strlen(err.text), (KVF_ERR_MAX - 1) / 4 * 4);
+    ck_assert_str_eq(err.text + strlen(err.text) - 4, "\\x1b");
+}
+END_TEST
+
 /* The tables behind a listing: every parameter is used by somebody, and its default is what a policy has. */
 START_TEST(listings_say_what_parsing_does)
 {
@@ -214,7 +314,8 @@ START_TEST(listings_say_what_parsing_does)
             used++;
             snprintf(text, sizeof text, "%s:%s=%s", policy.name, parameter.name, value);
             ck_assert_str_eq(parsed(text).name, policy.name);
-            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0)
+            if (strcmp(parameter.name, "sinks") != 0 && strcmp(parameter.name, "scores") != 0 &&
+                strcmp(parameter.name, "reduce") != 0)
                 ck_assert_str_eq(value, parameter.standard);
         }
         ck_assert_msg(used > 0, "no preset reads %s", parameter.name);
@@ -255,6 +356,8 @@ int main(void)
     tcase_add_test(tc, presets_are_what_the_papers_say);
     tcase_add_test(tc, parameters_are_set_and_named);
     tcase_add_test(tc, bad_text_is_refused_in_one_line);
+    tcase_add_test(tc, parameters_without_effect_are_refused);
+    tcase_add_test(tc, what_is_quoted_is_escaped);
     tcase_add_test(tc, listings_say_what_parsing_does);
     tcase_add_test(tc, budgets_leave_room_for_one_choice);
     suite_add_tcase(suite, tc);

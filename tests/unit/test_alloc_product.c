@@ -365,11 +365,28 @@ static void neutral_spell(const struct policy *policy, char *text, size_t cap, i
         router_key = variant % 2 ? "alpha=1" : "alpha=1,floor=protect";
     } else if (policy->router == ROUTER_REASONALLOC) {
         router = "+reasonalloc";
-        router_key = variant % 2 ? "beta=0,scores=relative" : "beta=0,utility=mass";
+        router_key = "beta=0";
     }
     const char *plan_key = plan_keys[policy->plan];
     snprintf(text, cap, "%s%s%s%s%s%s%s", scorer_at(policy->scorer)->name, plans[policy->plan], router,
              *plan_key || *router_key ? ":" : "", plan_key, *plan_key && *router_key ? "," : "", router_key);
+}
+
+/* What these parameters leave without effect, which is why nobody may write it out beside them. */
+static void idle_set(struct policy *policy, int variant)
+{
+    if (policy->router == ROUTER_ADA && policy->floor == FLOOR_BLEND)
+        policy->scores = variant / 2 % 2 ? SCORES_RELATIVE : SCORES_RAW;
+    if (policy->router == ROUTER_REASONALLOC) {
+        policy->scores = variant % 2 ? SCORES_RELATIVE : SCORES_RAW;
+        policy->utility = variant % 2 ? UTILITY_COUNT : UTILITY_MASS;
+        policy->mu = variant / 2 % 2 ? 1 : 0.25;
+    }
+    if (policy->plan == PLAN_WAVE || policy->plan == PLAN_DYNAMIC) {
+        policy->clip_low = variant / 2 % 2 ? 0.9 : 0.25;
+        policy->clip_high = variant % 2 ? 1.1 : 2;
+        policy->rho = variant % 2 ? 0.5 : 0.93;
+    }
 }
 
 START_TEST(uniform_parts_equal_the_plain_scorer)
@@ -387,7 +404,8 @@ START_TEST(uniform_parts_equal_the_plain_scorer)
                 model.profile.layer_share[l] = 0.3;
                 if (policies[i].plan == PLAN_CAKE) model.layer[l] = model.layer[0];
             }
-            const struct policy policy = fitted(parsed(text), &model);
+            struct policy policy = fitted(parsed(text), &model);
+            idle_set(&policy, round);
             const struct policy plain = fitted(parsed(scorer_at(policy.scorer)->name), &model);
             model_compact_ok(&policy, &model, &result);
             model_compact_ok(&plain, &model, &other);

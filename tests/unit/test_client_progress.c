@@ -53,6 +53,16 @@ START_TEST(line_of_a_pipe)
     ck_assert_str_eq(line, "job 8: done_with_errors, 10/10 samples (100 %), 1:01, 2 errors");
     progress_free(&progress);
 
+    /* its workers are at another job: neither a rate of 0 nor their number would say so */
+    progress = progress_of("{\"job_id\":8,\"state\":\"running\",\"total\":512,\"done\":0,\"workers\":2,"
+                           "\"samples_per_s\":0,\"tokens_per_s\":0,\"after_job\":7,\"elapsed_s\":9}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_str_eq(line, "job 8: 0/512 samples (0 %), waiting: job 7 runs first");
+    progress = progress_of("{\"job_id\":8,\"state\":\"running\",\"total\":512,\"done\":0,\"workers\":2,"
+                           "\"after_job\":null,\"elapsed_s\":9}");
+    progress_line(&progress, line, sizeof line);
+    ck_assert_str_eq(line, "job 8: 0/512 samples (0 %), 2 workers");
+
     progress = progress_of("{\"job_id\":8,\"state\":\"queued\",\"total\":10,\"done\":0,\"workers\":0}");
     progress_line(&progress, line, sizeof line);
     ck_assert_str_eq(line, "job 8: queued, 0/10 samples (0 %), its samples are being made");

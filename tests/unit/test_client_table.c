@@ -184,7 +184,7 @@ static const char *notes_of(const char *first, const char *second)
     FILE *out = capture();
 
     ck_assert_ptr_nonnull(cells);
-    report_table(job, cells, 0, out);
+    report_table(job, cells, true, 0, out);
     fclose(out);
     json_decref(cells);
     json_decref(job);
@@ -204,6 +204,31 @@ START_TEST(notes_say_what_is_not_comparable)
 }
 END_TEST
 
+/* A column of "-" says whether there is nothing to compare with or nothing compared yet. */
+START_TEST(a_job_without_full_says_so)
+{
+    static const char note[] = "\nvs full, p, KV to full: - as the job has no cell of policy full to compare with.\n";
+    json_t *job = json_pack("{s:i, s:s, s:i, s:i}", "job_id", 7, "state", "running", "done", 1, "n_samples", 2);
+    json_t *rows = json_loads(rows_text, 0, NULL), *none = json_array();
+    FILE *out = capture();
+
+    ck_assert(report_has_full(rows));
+    ck_assert(!report_has_full(none));
+    report_table(job, rows, true, 0, out);
+    fclose(out);
+    ck_assert_ptr_null(strstr(captured, "compare with"));
+    json_array_remove(rows, 0);
+    ck_assert(!report_has_full(rows)); /* rkv */
+    out = capture();
+    report_table(job, rows, false, 0, out);
+    fclose(out);
+    ck_assert_ptr_nonnull(strstr(captured, note));
+    json_decref(job);
+    json_decref(rows);
+    json_decref(none);
+}
+END_TEST
+
 START_TEST(csv_and_json_hold_the_same)
 {
     static const char head[] =
@@ -216,7 +241,7 @@ START_TEST(csv_and_json_hold_the_same)
     FILE *out = capture();
     int place = 0;
 
-    view_csv(report_cell_columns, rows, out);
+    ck_assert_int_eq(view_csv(report_cell_columns, rows, out, &err), KVF_OK);
     fclose(out);
     ck_assert_int_eq(strncmp(captured, head, strlen(head)), 0);
     ck_assert_ptr_nonnull(strstr(captured, "\ntrue,full,,64,0.984375,"));
@@ -240,6 +265,32 @@ START_TEST(csv_and_json_hold_the_same)
     ck_assert(json_is_null(json_object_get(json_array_get(json_object_get(back, "cells"), 1), "kernel_sets")));
     json_decref(back);
     json_decref(rows);
+}
+END_TEST
+
+/* The fields of the CSV are those of the JSON in its order, whatever the columns know; nested ones have both names. */
+START_TEST(csv_has_what_json_has)
+{
+    static const struct view_column columns[] = {{"b", "b", VIEW_ID, NULL, false},
+                                                 {"low", "l", VIEW_INTERVAL, "high", false},
+                                                 {"x", NULL, VIEW_HIDDEN, NULL, false},
+                                                 {NULL, NULL, VIEW_HIDDEN, NULL, false}};
+    json_t *none = json_array(),
+           *rows = json_loads("[{\"z\":1,\"b\":2,\"memory\":{\"kv\":{\"mean\":0.5},\"all\":null},\"list\":[1,\"a\"]},"
+                              "{\"late\":true,\"b\":3,\"high\":4}]",
+                              0, NULL);
+    struct kvf_err err;
+    FILE *out = capture();
+
+    ck_assert_int_eq(view_csv(columns, rows, out, &err), KVF_OK);
+    expect(out, "b,low,high,x,z,memory.kv.mean,memory.all,list,late\n"
+                "2,,,,1,0.5,,\"[1,\"\"a\"\"]\",\n"
+                "3,,4,,,,,,true\n");
+    out = capture();
+    ck_assert_int_eq(view_csv(columns, none, out, &err), KVF_OK);
+    expect(out, "b,low,high,x\n");
+    json_decref(rows);
+    json_decref(none);
 }
 END_TEST
 
@@ -282,7 +333,7 @@ START_TEST(last_line_of_a_report)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *job = json_loads(cases[i].job, 0, NULL), *cells = json_array();
         FILE *out = capture();
-        report_table(job, cells, 0, out);
+        report_table(job, cells, true, 0, out);
         fclose(out);
         ck_assert_msg(strstr(captured, cases[i].line) != NULL, "expected %s in: %s", cases[i].line, captured);
         json_decref(cells);
@@ -326,7 +377,9 @@ int main(void)
     tcase_add_test(tc, csv_fields);
     tcase_add_test(tc, report_of_a_sweep);
     tcase_add_test(tc, notes_say_what_is_not_comparable);
+    tcase_add_test(tc, a_job_without_full_says_so);
     tcase_add_test(tc, csv_and_json_hold_the_same);
+    tcase_add_test(tc, csv_has_what_json_has);
     tcase_add_test(tc, sample_shows_thinking_and_answer);
     tcase_add_test(tc, last_line_of_a_report);
     tcase_add_test(tc, exit_codes_of_jobs);

@@ -179,6 +179,50 @@ START_TEST(model_and_order)
 }
 END_TEST
 
+static int64_t before(int64_t job_id)
+{
+    const struct queue_job *job = queue_job_before(&queue, queue_job_find(&queue, job_id));
+
+    return job == NULL ? 0 : job->job_id;
+}
+
+/* A job waits for another while the workers that it could have are the other's. */
+START_TEST(a_job_in_line_names_the_one_before_it)
+{
+    struct queue_lease *leases[8];
+    int64_t fence = 1;
+    struct rec_fence held[1] = {{1}};
+    struct queue_worker *worker;
+
+    job_add(3, 4, hash_b, 3);
+    job_add(5, 4, hash_a, 3);
+    job_add(7, 4, hash_a, 3);
+    ck_assert_int_eq(before(7), 0); /* for a worker, not for a job */
+    worker = worker_add(1, hash_a);
+    queue_worker_ready(&queue, worker, 2, NULL, 0, 0);
+    ck_assert_uint_eq(grant(leases, 8, &fence, 0), 1);
+    ck_assert_int_eq(before(7), 5);
+    ck_assert_int_eq(before(5), 0); /* it is at work, and nobody holds the model of 3 */
+    ck_assert_int_eq(before(3), 0);
+    queue_worker_silent(&queue, worker);
+    ck_assert_int_eq(before(7), 0);
+    queue_worker_ready(&queue, worker, 2, held, 1, 0);
+    ck_assert_uint_eq(grant(leases + 1, 7, &fence, 0), 2);
+    ck_assert_uint_eq(queue_job_find(&queue, 5)->n_pending, 0);
+    ck_assert_int_eq(before(7), 5); /* all of 5 is lent out, and with it the worker */
+    queue_worker_ready(&queue, worker_add(2, hash_a), 1, NULL, 0, 1);
+    ck_assert_uint_eq(grant(leases + 3, 5, &fence, 1), 1);
+    ck_assert_int_eq(leases[3]->job->job_id, 7);
+    ck_assert_int_eq(before(7), 0);
+    queue_lease_end(&queue, leases[3], true);
+    ck_assert_int_eq(before(7), 5);
+    queue_job_cancel(&queue, queue_job_find(&queue, 5), 2);
+    ck_assert_int_eq(before(7), 0);
+    ck_assert_int_eq(before(5), 0);
+    check();
+}
+END_TEST
+
 START_TEST(credit_counts_what_is_on_the_way)
 {
     struct queue_lease *leases[8];
@@ -599,6 +643,7 @@ int main(void)
     tcase_add_test(rules, large_texts_make_small_leases);
     tcase_add_test(rules, last_attempt_travels_alone);
     tcase_add_test(rules, model_and_order);
+    tcase_add_test(rules, a_job_in_line_names_the_one_before_it);
     tcase_add_test(rules, credit_counts_what_is_on_the_way);
     tcase_add_test(rules, expiry_and_renewal);
     tcase_add_test(rules, a_late_loop_expires_nothing_at_once);

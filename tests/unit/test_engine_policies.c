@@ -137,13 +137,65 @@ START_TEST(protected_prompt_stays)
     ck_assert_int_gt(completion.compactions, 15);
     completion_free(&completion);
 
-    request = tiny_request(&prompts, 0, "rkv:protect-prompt=1", prompt, NULL);
-    completion = tiny_alone(engine, &request);
-    ck_assert_int_eq(completion.finish, FINISH_ERROR);
-    ck_assert_msg(strncmp(completion.error, "layer 0: policy rkv", 19) == 0 &&
-                      strstr(completion.error, "prompt does not fit") != NULL,
-                  "%s", completion.error);
+    close_all();
+}
+END_TEST
+
+static struct request protected_request(const char *name, int budget, int max_new_tokens)
+{
+    struct request request = tiny_request(&prompts, 0, name, budget, &profile);
+    request.interval_tokens = 16;
+    request.max_new_tokens = max_new_tokens;
+    request.ignore_stop = 1;
+    return request;
+}
+
+static int compactions_of(const struct request *request)
+{
+    struct completion completion = tiny_alone(engine, request);
+    ck_assert_msg(completion.finish == FINISH_LENGTH, "%s: %s", request->policy.name, completion.error);
+    const int compactions = (int)completion.compactions;
     completion_free(&completion);
+    return compactions;
+}
+
+/* Refused before a token is decoded, with the budget that is enough: with one less it is refused too, with that it runs
+ * through its compactions. */
+START_TEST(protected_prompt_that_does_not_fit_is_refused)
+{
+    static const char *const names[] = {"rkv:protect-prompt=1", "streaming:protect-prompt=1,sinks=0",
+                                        "reasonalloc:protect-prompt=1,window=16",
+                                        "pyramid-rkv:protect-prompt=1,pyramid-beta=3"};
+    struct kvf_err err = {""};
+    struct request request;
+    open_with(1, 0);
+    const int prompt = prompts.tokens[0];
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
+        int budget = 0;
+        char words[96];
+        request = protected_request(names[i], prompt, 200);
+        ck_assert_int_eq(engine_submit(engine, &request, &err), KVF_EINVAL);
+        snprintf(words, sizeof words, ": the prompt of %d tokens does not fit: budget %d leaves a head ", prompt,
+                 prompt);
+        ck_assert_msg(strncmp(err.text, "policy ", 7) == 0 && strstr(err.text, words) != NULL, "%s", err.text);
+        ck_assert_msg(sscanf(strstr(err.text, "; ") + 2, "budget %d is enough", &budget) == 1, "%s", err.text);
+        if (i < 2) ck_assert_int_eq(budget, prompt + 8 + 1);
+        request = protected_request(names[i], budget - 1, 200);
+        ck_assert_int_eq(engine_submit(engine, &request, &err), KVF_EINVAL);
+        request = protected_request(names[i], budget, 200);
+        ck_assert_int_gt(compactions_of(&request), 0);
+    }
+    /* Sinks that reach past the prompt have their room anyway. */
+    request = protected_request("ada-rkv:protect-prompt=1,sinks=100", 109, 200);
+    ck_assert_int_gt(compactions_of(&request), 0);
+    /* An output that ends before the first compaction is due needs no room. */
+    request = protected_request("rkv:protect-prompt=1", prompt, 17);
+    ck_assert_int_eq(compactions_of(&request), 0);
+    request = protected_request("rkv:protect-prompt=1", prompt, 18);
+    ck_assert_int_eq(engine_submit(engine, &request, &err), KVF_EINVAL);
+    request = protected_request("dynamic:protect-prompt=1", prompt, 200);
+    ck_assert_int_eq(engine_submit(engine, &request, &err), KVF_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "is the least that can be enough"));
     close_all();
 }
 END_TEST
@@ -216,6 +268,7 @@ int main(void)
     tcase_add_test(tc, every_preset_ends_its_problems);
     tcase_add_test(tc, prompt_is_compacted_when_the_policy_says);
     tcase_add_test(tc, protected_prompt_stays);
+    tcase_add_test(tc, protected_prompt_that_does_not_fit_is_refused);
     tcase_add_test(tc, nothing_goes_after_thinking);
     tcase_add_loop_test(tc, smaller_budgets_make_larger_batches, 0, BUDGET_CASES);
     suite_add_tcase(suite, tc);

@@ -156,14 +156,38 @@ START_TEST(flags)
     static const char *const words[] = {"one", "two", "--limit", "-q"};
     for (int i = 0; i < 4; i++) ck_assert_str_eq(rest[i], words[i]);
     ck_assert_ptr_null(rest[4]);
-    ck_assert_msg(READ("-wn8", "-", "--plain", "-3", "--limit", "9", "--title=--x") == 0, "%s", err.text);
-    ck_assert_int_eq(got.limit, 9); /* the last one */
+    ck_assert_msg(READ("-wn8", "-", "--plain", "-3", "--title=--x") == 0, "%s", err.text);
+    ck_assert_int_eq(got.limit, 8);
+    ck_assert(conf_is_flag(conf, "limit") && conf_is_flag(conf, "watch"));
+    ck_assert(!conf_is_flag(conf, "color") && !conf_is_flag(conf, "no-such"));
     ck_assert_int_eq(got.plain, -3);
     ck_assert_str_eq(got.title, "--x");
     ck_assert(got.watch);
     ck_assert_str_eq(rest[0], "-");
     ck_assert_msg(READ("--watch=no", "--color=1") == 0, "%s", err.text);
     ck_assert(!got.watch && got.color);
+}
+END_TEST
+
+/* Of two values one would win without a word. */
+START_TEST(flags_are_given_once)
+{
+    ck_assert_int_eq(READ("-n", "8", "--limit=9"), KVF_EINVAL);
+    ck_assert_str_eq(err.text, "flag --limit: expected it once, got \"8\" and \"9\"");
+    ck_assert_int_eq(READ("--title", "x", "--title", "x"), KVF_EINVAL);
+    ck_assert_int_eq(READ("--watch", "--no-watch"), KVF_EINVAL);
+    ck_assert_str_eq(err.text, "flag --watch: expected it once, got \"true\" and \"false\"");
+    ck_assert_int_eq(READ("-ww"), KVF_EINVAL);
+    file_put("limit = 10\n");
+    setenv("KVFLEET_LIMIT", "11", 1);
+    ck_assert_msg(READ("--config", path, "-n", "9") == 0, "%s", err.text);
+    ck_assert_int_eq(got.limit, 9);
+    ck_assert(conf_is_flag(conf, "limit"));
+    ck_assert_msg(READ("--config", path) == 0, "%s", err.text);
+    ck_assert(!conf_is_flag(conf, "limit"));
+    unsetenv("KVFLEET_LIMIT");
+    ck_assert_int_eq(READ("--config", path, "--config=/nowhere"), KVF_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "flag --config: expected it once, got \""));
 }
 END_TEST
 
@@ -324,6 +348,7 @@ int main(void)
     tcase_add_test(tc, defaults);
     tcase_add_test(tc, precedence);
     tcase_add_test(tc, flags);
+    tcase_add_test(tc, flags_are_given_once);
     tcase_add_test(tc, lists);
     tcase_add_test(tc, units);
     tcase_add_test(tc, wrong_flags);
