@@ -5,8 +5,7 @@
  * tokens end shortly before the first compaction; the window that is measured is `interval` steps long, in which every
  * sequence is compacted once.
  * memory: sequences and emitted tokens a second in a fixed cache: the tiny reasoner in 64 MiB, the shape in 2 GiB. For
- * policies the steady state is measured; it does not depend on the length. Full cache is measured at several lengths,
- * and the time of an output of 8,192 tokens is the integral of the line through them. */
+ * policies the steady state is measured; it does not depend on the length. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,13 +118,14 @@ static void share(const char *folder, int quick)
 
 /* ---- memory ---- */
 
-/* Seconds a decode step and sequences in it, at `length` tokens a sequence, with as many as fit (at most `most`). */
+/* Seconds a decode step and sequences in it after `prompt` tokens of a sequence that may grow to `length`, with as many
+ * as fit (at most `most`). */
 static double step_time(const char *folder, int64_t kv_bytes, const char *policy, int budget, int interval, int prompt,
-                        int most, int steps, int *batch)
+                        int length, int most, int steps, int *batch)
 {
     struct engine *engine = engine_of(folder, most, kv_bytes);
     struct wave_profile profile = flat_profile(engine);
-    submit(engine, policy, &profile, budget, interval, prompt, most, engine_info(engine)->context_tokens - prompt);
+    submit(engine, policy, &profile, budget, interval, prompt, most, length - prompt);
     /* The batch is full once a step prefills nothing. */
     struct engine_counters before, after = engine_counters(engine);
     do {
@@ -143,24 +143,22 @@ static double step_time(const char *folder, int64_t kv_bytes, const char *policy
     return spent / steps;
 }
 
+/* A step costs a constant and something a cached token, so the mean over an output that grows to `length` is what a
+ * step costs at half of it. */
 static void full_measure(const char *folder, int64_t kv_bytes, int length, int most, const char *what)
 {
-    /* Two lengths, and the line through them: a step costs a constant and something a cached token. */
-    const int near = length / 8, far = length - 64;
-    int batch = most, ignored;
-    double t_far = step_time(folder, kv_bytes, "full", 1, 1, far, most, 16, &batch);
-    double t_near = step_time(folder, kv_bytes, "full", 1, 1, near, batch, 16, &ignored);
-    double slope = (t_far - t_near) / (far - near), mean = t_near + slope * (length / 2.0 - near);
-    printf("%-24s %6s %5d %12.0f   (%s; a step %.1f ms at %d tokens, %.1f ms at %d)\n", "full", "-", batch,
-           batch / mean, what, t_near * 1e3, near, t_far * 1e3, far);
+    int batch;
+    double t = step_time(folder, kv_bytes, "full", 1, 1, length / 2, length, most, 16, &batch);
+    printf("%-24s %6s %5d %12.0f   (%s; a step %.1f ms at %d tokens)\n", "full", "-", batch, batch / t, what, t * 1e3,
+           length / 2);
     fflush(stdout);
 }
 
-static void budget_measure(const char *folder, int64_t kv_bytes, const char *policy, int budget, int interval, int most,
-                           const char *what)
+static void budget_measure(const char *folder, int64_t kv_bytes, const char *policy, int budget, int interval,
+                           int length, int most, const char *what)
 {
     int batch;
-    double t = step_time(folder, kv_bytes, policy, budget, interval, budget, most, interval, &batch);
+    double t = step_time(folder, kv_bytes, policy, budget, interval, budget, length, most, interval, &batch);
     printf("%-24s %6d %5d %12.0f   (%s)\n", policy, budget, batch, batch / t, what);
     fflush(stdout);
 }
@@ -172,18 +170,19 @@ static void memory(const char *tiny, const char *folder, int quick)
     printf("policy                   budget batch        tok/s\n");
     full_measure(tiny, 64 << 20, 1024, 256, "largest batch that fits");
     for (size_t i = 0; i < sizeof tiny_budgets / sizeof *tiny_budgets; i++) {
-        budget_measure(tiny, 64 << 20, "reasonalloc", tiny_budgets[i], 32, 256, "largest batch that fits, at most 256");
+        budget_measure(tiny, 64 << 20, "reasonalloc", tiny_budgets[i], 32, 1024, 256,
+                       "largest batch that fits, at most 256");
     }
     if (quick) return;
     const int64_t cache = (int64_t)2 << 30;
     printf("\n%s, 2 GiB of cache, interval 128, outputs of 8,192 tokens\n", random_smollm2_135m.name);
     printf("policy                   budget batch        tok/s\n");
     full_measure(folder, cache, 8192, 8, "same batch");
-    budget_measure(folder, cache, "reasonalloc", 512, 128, 8, "same batch");
-    budget_measure(folder, cache, "reasonalloc", 128, 128, 8, "same batch");
+    budget_measure(folder, cache, "reasonalloc", 512, 128, 8192, 8, "same batch");
+    budget_measure(folder, cache, "reasonalloc", 128, 128, 8192, 8, "same batch");
     full_measure(folder, cache, 8192, 64, "largest batch that fits");
-    budget_measure(folder, cache, "reasonalloc", 512, 128, 128, "largest batch that fits, at most 128");
-    budget_measure(folder, cache, "reasonalloc", 128, 128, 256, "largest batch that fits, at most 256");
+    budget_measure(folder, cache, "reasonalloc", 512, 128, 8192, 128, "largest batch that fits, at most 128");
+    budget_measure(folder, cache, "reasonalloc", 128, 128, 8192, 256, "largest batch that fits, at most 256");
 }
 
 int main(int argc, char **argv)
